@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make serve` to talk to the bundled model, `make test` to check the whole house.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+ARGS ?=
+
+.PHONY: serve test lint bench soak clean
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "python3 3.11 or newer is needed; set PYTHON=/path/to/python3"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing dalsegno and its dependencies into $(VENV) (once)"
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+serve: $(VENV)/.base
+	$(BIN)/dalsegno serve $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench $(ARGS)
+
+soak: $(VENV)/.dev
+	$(BIN)/pytest -m slow $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

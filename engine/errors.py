@@ -1,0 +1,72 @@
+"""The engine's errors. Each message names what was given, what was expected, and what to do."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of everything the engine raises on purpose."""
+
+
+class ModelLoadError(EngineError):
+    """The model cannot be loaded (exit code 3)."""
+
+
+class UnsupportedConfigError(ModelLoadError):
+    """A field of `config.json` has a value that no architecture here supports."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(f"config.json: {field} is {value!r}, which is not supported; expected {expected}")
+        self.field = field
+
+
+class WeightsError(ModelLoadError):
+    """A tensor is missing, left over, of a wrong shape or format, or a file is broken; the message names it."""
+
+
+class ChatTemplateError(EngineError):
+    """The chat template is broken or refuses these messages."""
+
+
+class InsufficientMemoryError(EngineError):
+    """A buffer does not fit (exit code 5)."""
+
+    def __init__(self, flag: str, needed_bytes: int, available_bytes: int, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {needed_bytes:,} bytes but {available_bytes:,} are available; lower {flag}")
+        self.flag = flag
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class RequestError(EngineError):
+    """A request cannot be served as it stands. `param` names the field; `code` is the API's error code, if it has
+    one."""
+
+    code: str | None = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthExceededError(RequestError):
+    """The prompt, or the prompt and the output asked for, can never fit."""
+
+    code = "context_length_exceeded"
+
+
+class ServerOverloadedError(RequestError):
+    """The queue is full; try again later."""
+
+    code = "server_overloaded"
+
+
+class QueueTimeoutError(RequestError):
+    """The request waited longer than the wait limit."""
+
+    code = "queue_timeout"
+
+
+class EngineUnavailableError(RequestError):
+    """The engine is stopping, or a step failed; the message names the first cause."""
+
+    code = "engine_unavailable"

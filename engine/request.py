@@ -1,0 +1,72 @@
+"""What a request asks of the engine, and what the engine tells it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, as OpenAI names it; `cancelled` and `error` never reach a client as a finish_reason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are picked and when to stop. The defaults are OpenAI's; values are checked by the HTTP schema."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 4096
+    stop_token_ids: tuple[int, ...] = ()
+    """Besides the model's own end tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt, as tokens. `request_id` is unique among the requests that are alive."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one request's life, on the monotonic clock; a phase that was not reached is absent."""
+
+    queue_seconds: float | None = None
+    prefill_seconds: float | None = None
+    ttft_seconds: float | None = None
+    decode_seconds: float | None = None
+    total_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer: the tokens since the last piece and their text (whole characters only).
+
+    The last piece of a stream has a `finish_reason`, `usage` and `timings`; its text may be empty.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None

@@ -1,0 +1,40 @@
+"""The tensors behind the cache's units: KV pages and state slots, for every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """Everything that a model reads and writes besides its weights. Owned by the engine thread while a step runs."""
+
+    kv: tuple[torch.Tensor, ...]
+    """For each attention layer, [pages, 2, page_size, kv_heads, head_dim]."""
+    conv: tuple[torch.Tensor, ...]
+    """For each linear layer, [slots, conv_dim, kernel - 1]."""
+    recurrent: tuple[torch.Tensor, ...]
+    """For each linear layer, [slots, v_heads, V, K] float32."""
+
+
+def allocate_state(
+    config: ModelConfig, *, num_pages: int, page_size: int, num_slots: int, dtype: torch.dtype, device: torch.device
+) -> ModelState:
+    """Zeroed tensors for `num_pages` KV pages and `num_slots` state slots."""
+    attention, gdn = config.attention, config.gated_delta_net
+    kv_shape = (num_pages, 2, page_size, attention.num_kv_heads, attention.head_dim)
+    kv = tuple(torch.zeros(kv_shape, dtype=dtype, device=device) for _ in range(config.num_attention_layers))
+    if gdn is None:
+        return ModelState(kv=kv, conv=(), recurrent=())
+    conv_shape = (num_slots, gdn.conv_dim, gdn.conv_kernel_size - 1)
+    recurrent_shape = (num_slots, gdn.num_v_heads, gdn.value_head_dim, gdn.key_head_dim)
+    layers = range(config.num_linear_layers)
+    return ModelState(
+        kv=kv,
+        conv=tuple(torch.zeros(conv_shape, dtype=dtype, device=device) for _ in layers),
+        recurrent=tuple(torch.zeros(recurrent_shape, dtype=torch.float32, device=device) for _ in layers),
+    )

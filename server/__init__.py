@@ -1,0 +1,1 @@
+"""What a client sees: HTTP, OpenAI shapes, streaming, the command line."""
