@@ -54,8 +54,7 @@ class PoolCounts:
 
 
 class Lease:
-    """Units of one pool under one holder. Mutable: only the engine loop's task may touch it. Closing twice is
-    harmless."""
+    """Units of one pool under one holder. Mutable: only the engine loop's task may touch it."""
 
     __slots__ = ("_holder", "_pool", "_units")
 
@@ -81,8 +80,8 @@ class Lease:
         return len(self._units)
 
     def grow(self, count: int) -> tuple[int, ...]:
-        """Take `count` more units and return them. Raises PoolExhaustedError (and takes none) or ValueError when
-        closed.""" if not self.is_open:
+        """Take `count` more units. Raises PoolExhaustedError (and takes none), or ValueError when closed."""
+        if not self.is_open:
             raise ValueError(f"lease of {self._holder.name!r} on pool {self._pool.name!r} is closed and cannot grow")
         taken = self._pool._take(count, self)
         self._units.extend(taken)

@@ -38,8 +38,7 @@ class InsufficientMemoryError(EngineError):
 
 
 class RequestError(EngineError):
-    """A request cannot be served as it stands. `param` names the field; `code` is the API's error code, if it has
-    one."""
+    """A request cannot be served as it stands. `param` names the field, `code` is the API error code."""
 
     code: str | None = None
 

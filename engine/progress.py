@@ -28,8 +28,8 @@ Advance = Callable[[float], None]
 
 @contextmanager
 def track(description: str, total: float, *, unit: str = "bytes") -> Iterator[Advance]:
-    """Yield a function to call with the amount of work just done, in `unit`s; the bar or the lines go to standard
-    error.""" if sys.stderr.isatty():
+    """Yield a function to call with the amount just done, in `unit`s; bar or lines go to standard error."""
+    if sys.stderr.isatty():
         amount = (
             (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
         )

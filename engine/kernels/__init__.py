@@ -17,8 +17,7 @@ import torch
 from engine.weights.formats import LinearWeight
 
 STATE_GRID_TOKENS = 64
-"""The chunk of the gated delta rule: a state can be captured inside a segment at multiples of this many of its
-tokens."""
+"""The chunk of the gated delta rule: inside a segment, states can be captured at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +114,8 @@ class Kernels(Protocol):
     dtype: torch.dtype
 
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> PreparedLinear:
-        """Turn the weights of layers that share an input, stacked by rows, into one layer. Shards may differ in
-        format.""" ...
+        """Stack the weights of layers that share an input, by rows, into one layer. Formats may differ."""
+        ...
 
     def prepare_tensor(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Bring a plain tensor (norm weight, embedding table, A_log) to the device, in `dtype` or this backend's."""
