@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 
 from engine.errors import ModelLoadError, RequestError
+from engine.text.detokenizer import Detokenizer, TokenBytes
 
 
 class Tokenizer:
@@ -23,6 +24,7 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
+        self._token_bytes = TokenBytes(self.token_of, _decoder_of(tokenizer))
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -36,7 +38,7 @@ class Tokenizer:
             raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return cls(tokenizer, _read_special_tokens(folder))
+        return cls(tokenizer, read_special_tokens(folder))
 
     @property
     def eos_token_id(self) -> int | None:
@@ -53,9 +55,10 @@ class Tokenizer:
         Raises RequestError for text that is not valid Unicode.
         """
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"text has a lone surrogate at character {error.start}; send valid Unicode") from error
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -65,6 +68,14 @@ class Tokenizer:
                 raise RequestError(f"token id {token_id} is outside 0..{self.vocab_size - 1}", param="tokens")
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def new_detokenizer(self) -> Detokenizer:
+        """For one request's output; special tokens have no text."""
+        return Detokenizer(self._token_bytes, self.special_token_ids)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; a character may take several tokens."""
+        return self._token_bytes(token_id)
 
     def token_of(self, token_id: int) -> str | None:
         """The token as it stands in the vocabulary, or None for an id that has none."""
@@ -94,7 +105,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_special_tokens(folder: Path) -> dict[str, str]:
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """Named special tokens of `tokenizer_config.json`, e.g. {"eos_token": "<|im_end|>"}. Raises ModelLoadError."""
     named: dict[str, str] = {}
     for key, value in read_tokenizer_config(folder).items():
         if not key.endswith("_token"):
@@ -103,3 +115,11 @@ def _read_special_tokens(folder: Path) -> dict[str, str]:
         if isinstance(content, str):
             named[key] = content
     return named
+
+
+def _decoder_of(tokenizer: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    """The `decoder` entry of the tokenizer's JSON, without writing out the whole vocabulary."""
+    if tokenizer.decoder is None:
+        return None
+    decoder: dict[str, Any] = json.loads(tokenizer.decoder.__getstate__())
+    return decoder
