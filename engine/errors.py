@@ -11,6 +11,10 @@ class ModelLoadError(EngineError):
     """The model cannot be loaded (exit code 3)."""
 
 
+class SourceUnreachableError(ModelLoadError):
+    """The registry or hub that holds the model cannot be reached, and there is no copy on this machine."""
+
+
 class UnsupportedConfigError(ModelLoadError):
     """A field of `config.json` has a value that no architecture here supports."""
 
