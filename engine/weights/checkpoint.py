@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.errors import WeightsError
 from engine.progress import Advance, track
 from engine.weights.formats import DenseWeight, LinearWeight
 from engine.weights.linear import read_linear, take_floats
 from engine.weights.quantization_config import QuantizationConfig, read_quantization_config
-from engine.weights.safetensors_files import TensorEntry, read_entries
+from engine.weights.safetensors_files import MappedFiles, TensorEntry, read_entries
 
 # Scales of a quantised KV cache, as ModelOpt, compressed-tensors and older exporters name them.
 KV_CACHE_SCALES = (
@@ -68,7 +66,7 @@ class Checkpoint:
         self.quantization = quantization
         self._entries = entries
         self._unused = dict.fromkeys(entries)
-        self._files: dict[Path, Any] = {}
+        self._files = MappedFiles()
         self._stack = ExitStack()
         self._advance: Advance | None = None
 
@@ -131,9 +129,7 @@ class Checkpoint:
 
     def take(self, entry: TensorEntry) -> torch.Tensor:
         """The tensor as it is in the file, whatever its dtype; counts as a use."""
-        if entry.file not in self._files:
-            self._files[entry.file] = _map(entry.file)
-        tensor: torch.Tensor = self._files[entry.file].get_tensor(entry.name)
+        tensor = self._files.get(entry)
         if entry.name in self._unused:
             if self._advance is None:
                 self._advance = self._start_progress()
@@ -157,18 +153,11 @@ class Checkpoint:
     def close(self) -> None:
         """End the progress bar and drop the file handles; tensors that were handed out stay valid."""
         self._stack.close()
-        self._files.clear()
+        self._files.close()
 
     def _start_progress(self) -> Advance:
         total = sum(self._entries[name].nbytes for name in self._unused)
         return self._stack.enter_context(track(f"loading {self.folder.name}", total))
-
-
-def _map(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{file}: the safetensors library cannot open it: {error}") from error
 
 
 def _names(pattern: str, name: str) -> bool:

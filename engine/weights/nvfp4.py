@@ -19,12 +19,13 @@ _E4M3_TINY = 2.0**-9
 _CHUNK_ELEMENTS = 1 << 18
 
 
-def quantize_nvfp4(weight: torch.Tensor, name: str = "weight") -> Nvfp4Weight:
-    """Round a matrix to NVFP4 by its own maxima, in ModelOpt's convention: global_scale = max |w| / (6 * 448).
+def quantize_nvfp4(weight: torch.Tensor, name: str = "weight", amax: torch.Tensor | None = None) -> Nvfp4Weight:
+    """Round a matrix to NVFP4 by its maxima, in ModelOpt's convention: global_scale = max |w| / (6 * 448).
 
     weight [out, in], float32, bfloat16 or float16, any device. A block's scale is its maximum / 6 / global_scale in
-    e4m3; elements go to the nearest e2m1 value, ties to the even code. An all-zero matrix has global_scale 1. Raises
-    WeightsError that names `name` where `in` is not a multiple of 16, or an element is infinite or not a number.
+    e4m3; elements go to the nearest e2m1 value, ties to the even code. An all-zero matrix has global_scale 1. `amax`
+    [] float32 stands for max |w| where several layers are to share one global scale; what is above it saturates.
+    Raises WeightsError that names `name` where `in` is not a multiple of 16, or an element is infinite or not a number.
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         shape = list(weight.shape)
@@ -38,9 +39,8 @@ def quantize_nvfp4(weight: torch.Tensor, name: str = "weight") -> Nvfp4Weight:
     blocks = weight.detach().contiguous().view(-1, BLOCK_COLUMNS)
     low, high = blocks.aminmax(dim=-1)
     block_amax = torch.maximum(low.neg(), high).float()
-    amax = block_amax.amax()
-    if not torch.isfinite(amax):
-        raise WeightsError(f"{name}: an element is infinite or not a number; NVFP4 can hold neither")
+    own_amax = _finite(block_amax.amax(), name)
+    amax = own_amax if amax is None else amax
     global_scale = torch.where(amax > 0, amax / (E2M1_MAX * E4M3_MAX), torch.ones_like(amax))
     # A maximum in float32's subnormal range would divide to 0.
     global_scale = global_scale.clamp_(min=torch.finfo(torch.float32).tiny)
@@ -65,9 +65,21 @@ def dequantize_nvfp4(weight: Nvfp4Weight, dtype: torch.dtype = torch.float32) ->
     return values.mul_(steps).view(weight.out_features, weight.in_features).to(dtype)
 
 
+def matrix_amax(weight: torch.Tensor, name: str = "weight") -> torch.Tensor:
+    """max |w| as a float32 scalar. Raises WeightsError that names `name` where it is infinite or not a number."""
+    low, high = weight.aminmax()
+    return _finite(torch.maximum(low.neg(), high).float(), name)
+
+
 def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
     """packed [out, in / 2] uint8 -> the e2m1 values without any scale, [out, in] float32."""
     return _unpack_flat(packed).view(packed.shape[0], packed.shape[1] * 2)
+
+
+def _finite(amax: torch.Tensor, name: str) -> torch.Tensor:
+    if not torch.isfinite(amax):
+        raise WeightsError(f"{name}: an element is infinite or not a number; NVFP4 can hold neither")
+    return amax
 
 
 def _encode(values: torch.Tensor) -> torch.Tensor:

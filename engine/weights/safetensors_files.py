@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder: which they are and what their headers say, without reading a tensor."""
+"""The safetensors files of a checkpoint folder: which they are, their headers, and their tensors as mapped memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
 
 from engine.errors import WeightsError
 
@@ -47,6 +50,27 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+
+class MappedFiles:
+    """Files mapped on first use. Tensors are views of the files: do not write to them. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Any] = {}
+
+    def get(self, entry: TensorEntry) -> torch.Tensor:
+        """The tensor, whatever its dtype; nothing is copied. Raises WeightsError that names the file."""
+        try:
+            if entry.file not in self._open:
+                self._open[entry.file] = safe_open(entry.file, framework="pt")
+            tensor: torch.Tensor = self._open[entry.file].get_tensor(entry.name)
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{entry.file}: the safetensors library cannot read {entry.name}: {error}") from error
+        return tensor
+
+    def close(self) -> None:
+        """Drop the file handles; tensors that were handed out stay valid."""
+        self._open.clear()
 
 
 def read_entries(folder: Path) -> dict[str, TensorEntry]:
