@@ -62,7 +62,7 @@ class Generation(AsyncIterator[Delta]):
     A handle that is dropped, or whose consumer task is cancelled, cancels the request too.
     """
 
-    def __init__(self, request_id: str, mailbox: Mailbox, cancel: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, mailbox: Mailbox, cancel: Callable[[], None]) -> None:
         self.request_id = request_id
         self._mailbox = mailbox
         self._cancel = cancel
@@ -104,4 +104,4 @@ class Generation(AsyncIterator[Delta]):
     def _abandon(self) -> None:
         if not self._is_over:
             self._is_over = True
-            self._cancel(self.request_id)
+            self._cancel()
