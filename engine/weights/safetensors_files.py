@@ -201,7 +201,5 @@ def _single_file(folder: Path) -> Path:
             "is in which; download it"
         )
     others = sorted(file.name for pattern in _OTHER_FORMATS for file in folder.glob(pattern))
-    hint = f"; {others[0]} is there, but only safetensors are read: convert it, or download the other files" * bool(
-        others
-    )
+    hint = f"; {others[0]} is there, but only safetensors are read: convert it, or download those" if others else ""
     raise WeightsError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}{hint}")
