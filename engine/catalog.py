@@ -59,8 +59,8 @@ def resolve_model(name: str) -> Path:
     """
     if _is_short(name):
         return _resolve_short(name, force=False)
-    path = Path(name).expanduser()
-    if name and (path.exists() or _looks_like_path(name)):
+    path = _as_path(name)
+    if path is not None:
         return _checked_folder(path)
     if _HUB_ID.fullmatch(name):
         return fetch_from_hub(name)
@@ -76,7 +76,7 @@ def pull(name: str, *, force: bool = False, nvfp4: bool = False) -> Path:
         return _pull_nvfp4(name, force)
     if _is_short(name):
         return _resolve_short(name, force)
-    if force and _HUB_ID.fullmatch(name) and not Path(name).expanduser().exists():
+    if force and _as_path(name) is None and _HUB_ID.fullmatch(name):
         return fetch_from_hub(name, refresh=True)
     return resolve_model(name)
 
@@ -119,7 +119,7 @@ def _pull_nvfp4(name: str, force: bool) -> Path:
     if is_short and SHORT_NAMES[name].source is None:
         logger.info("%s is NVFP4 already", name)
         return _resolve_short(name, force)
-    if not is_short and not (_HUB_ID.fullmatch(name) and not Path(name).expanduser().exists()):
+    if not is_short and (_as_path(name) is not None or not _HUB_ID.fullmatch(name)):
         raise ModelLoadError(f"{name}: only a short name or a hub id can be pulled; run `dalsegno quantize {name} DST`")
 
     def build(folder: Path) -> None:
@@ -129,6 +129,15 @@ def _pull_nvfp4(name: str, force: bool) -> Path:
 
     stored = f"{name.replace('/', '--')}{_NVFP4_SUFFIX}"
     return model_store.make(stored, build, force=force)
+
+
+def _as_path(name: str) -> Path | None:
+    """`name` as a path, if there is something there or it can be nothing else."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and (path.exists() or _looks_like_path(name)) else None
+    except (OSError, RuntimeError) as error:
+        raise ModelLoadError(f"{name!r} cannot be looked up as a folder: {error}") from error
 
 
 def _looks_like_path(name: str) -> bool:

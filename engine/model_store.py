@@ -27,7 +27,10 @@ Build = Callable[[Path], None]
 def store_root() -> Path:
     """`$XDG_CACHE_HOME/dalsegno/models`, or `~/.cache/dalsegno/models` where that variable is unset or not absolute."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    base = configured if configured.is_absolute() else Path.home() / ".cache"
+    try:
+        base = configured if configured.is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise ModelLoadError("this user has no home folder; set XDG_CACHE_HOME to where models may be kept") from error
     return base / "dalsegno" / "models"
 
 

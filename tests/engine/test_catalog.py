@@ -90,6 +90,8 @@ def test_an_installation_without_its_bundled_model_is_told_so(bundled):
         ("demo-nvfp4", "one of demo, smollm2, smollm2-nvfp4"),
         ("gpt-5", "expected a folder in Hugging Face layout, a hub id such as 'org/name', or one of demo"),
         ("", "'' is not a model"),
+        ("x" * 5000, "cannot be looked up as a folder: .*File name too long"),
+        ("~no-such-user/model", "cannot be looked up as a folder: Could not determine home directory"),
     ],
 )
 def test_a_name_that_stands_for_nothing_is_explained(name, message, tmp_path):

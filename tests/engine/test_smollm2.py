@@ -72,7 +72,7 @@ ANSWERS = {
     "What is the plural of mouse?": "The plural of mouse is mice",
     "In which country are the pyramids of Giza?": "The pyramids of Giza are located in Egypt",
 }
-"""What a float32 run of transformers answers, greedily; at each of these tokens the first choice leads by 1.5 or more."""
+"""What a float32 run of transformers answers, greedily; each of these tokens leads by 1.5 or more."""
 
 
 async def answers(folder: Path, questions: list[str]) -> list[str]:
