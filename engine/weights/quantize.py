@@ -113,6 +113,7 @@ def quantize_checkpoint(src: Path, dst: Path) -> QuantizeReport:
     Raises WeightsError: src broken or quantised already, dst not empty, too little disk (with bytes), a weight that is
     infinite or not a number.
     """
+    dst = dst.absolute()
     config = _read_source_config(src)
     entries = read_entries(src)
     items = [_Item(entry, _fate(entry, config)) for entry in sorted(entries.values(), key=lambda e: (e.file, e.name))]
