@@ -64,6 +64,15 @@ def to_toml(settings: Settings, comments: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def example_toml() -> str:
+    """The text of config.example.toml: every key with its default and one line of meaning."""
+    head = (
+        "# Every key with its default. Give a file like this one with --config FILE; a flag (--port) wins over an\n"
+        "# environment variable (DALSEGNO_SERVER_PORT; lists are separated by commas), and that wins over the file.\n\n"
+    )
+    return head + to_toml(Settings(), {key.dotted: key.meaning for key in all_keys()})
+
+
 def _from_file(path: Path, keys: Mapping[str, Key]) -> dict[str, tuple[Any, str]]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -46,13 +46,15 @@ class SamplingDefaults:
 
     def for_request(self, request: ChatCompletionRequest) -> SamplingParams:
         """The request's own values, with the defaults where it has none."""
-        given = {
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": None if request.top_k is None else max(request.top_k, 0),
-            "min_p": request.min_p,
-            "seed": request.seed,
-            "max_tokens": request.wanted_tokens,
-        }
-        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return replace(self.params, **chosen)
+        return self.choose(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=None if request.top_k is None else max(request.top_k, 0),
+            min_p=request.min_p,
+            seed=request.seed,
+            max_tokens=request.wanted_tokens,
+        )
+
+    def choose(self, **given: Any) -> SamplingParams:
+        """The defaults with what is given; None counts as not given."""
+        return replace(self.params, **{name: value for name, value in given.items() if value is not None})

@@ -72,7 +72,8 @@ class _Writer:
         while True:
             self._wrote.clear()
             try:
-                await asyncio.wait_for(self._wrote.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._wrote.wait()
             except TimeoutError:
                 await self.write(COMMENT)
 
