@@ -90,15 +90,13 @@ class Driver:
 def make_twin(config: transformers.PretrainedConfig, folder: Path, *, seed=0, dtype=torch.float32, shards=1):
     """A transformers model with random weights, saved to `folder`; returned in float32, in eval mode.
 
-    Matrices are drawn large enough that the logits of different tokens lie well apart, norms away from their rest value.
+    Matrices are drawn large enough that the logits of different tokens lie well apart, and norms away from their rest.
     """
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("A_log", "dt_bias")):
-                parameter.normal_(0.0, 1.0)
-            elif "embed" in name:
+            if name.endswith(("A_log", "dt_bias")) or "embed" in name:
                 parameter.normal_(0.0, 1.0)
             elif parameter.dim() >= 2:
                 parameter.normal_(0.0, 1.5 / parameter[0].numel() ** 0.5)
