@@ -139,6 +139,8 @@ def _damage(folder: Path) -> str | None:
                 return f"the contents of {name} have changed"
     except FileNotFoundError:
         return f"{_MANIFEST} is missing"
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{_MANIFEST} cannot be read"
     return None

@@ -216,10 +216,11 @@ def test_force_makes_it_again(cache):
         lambda folder: (folder / "weights").write_text("on"),
         lambda folder: (folder / "weights").unlink(),
         lambda folder: (folder / ".dalsegno-manifest").unlink(),
+        lambda folder: (folder / ".dalsegno-manifest").rename(folder / "m") and (folder / ".dalsegno-manifest").mkdir(),
         lambda folder: (folder / ".dalsegno-manifest").write_text("{"),
         lambda folder: (folder / ".dalsegno-manifest").write_text("[]"),
     ],
-    ids=["changed", "cut", "gone", "no manifest", "broken manifest", "strange manifest"],
+    ids=["changed", "cut", "gone", "no manifest", "unreadable manifest", "broken manifest", "strange manifest"],
 )
 def test_a_damaged_model_is_made_again(damage, caplog):
     folder = model_store.make("m", build_with("one"))
