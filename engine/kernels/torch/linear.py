@@ -30,7 +30,7 @@ def prepare_linear(shards: Sequence[LinearWeight], dtype: torch.dtype, device: t
     widths = {shard.in_features for shard in shards}
     if len(widths) != 1:
         raise ValueError(f"layers that are stacked must share their input; in-features are {sorted(widths)}")
-    weight = torch.cat([_dense(shard).to(device=device, dtype=dtype) for shard in shards])
+    weight = torch.cat([dense_weight(shard).to(device=device, dtype=dtype) for shard in shards])
     bias = None
     if any(shard.bias is not None for shard in shards):
         parts = [torch.zeros(s.out_features) if s.bias is None else s.bias for s in shards]
@@ -59,7 +59,8 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
-def _dense(shard: LinearWeight) -> torch.Tensor:
+def dense_weight(shard: LinearWeight) -> torch.Tensor:
+    """[out, in], dequantised by its own scales: float32 where it was quantised."""
     if isinstance(shard, DenseWeight):
         return shard.weight
     if isinstance(shard, Nvfp4Weight):
