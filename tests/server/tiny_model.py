@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MAX_CONTEXT = 512
+MAX_CONTEXT = 65536
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{%- if message.role == 'system' and not loop.first %}"
