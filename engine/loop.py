@@ -117,16 +117,19 @@ class EngineLoop:
             except Exception as error:
                 logger.exception("the engine loop failed, and with it every request; restarting it")
                 self._restart(error, keeps_waiting=False)
+                self._has_work.clear()
+                await self._wait_for_work()
 
     async def wait_until_empty(self) -> None:
         """Returns when no request is alive."""
         await self._is_empty.wait()
 
-    async def stop(self, task: asyncio.Task[None]) -> None:
-        """End `run`'s task after its current step, then fail what is left."""
+    async def stop(self, task: asyncio.Task[None] | None) -> None:
+        """End `run`'s task, if it was started, after its current step; then fail what is left."""
         self._is_stopping = True
         self._has_work.set()
-        await task
+        if task is not None:
+            await asyncio.wait([task])
         self.scheduler.abort(self._consumers)
         for request_id in tuple(self._consumers):
             self._fail(request_id, EngineUnavailableError("the engine was stopped; send the request again later"))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.kernels.select import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,8 @@ class EngineOptions:
     """Tokens of a prefill segment; automatic is 512 on the CPU and 2048 on CUDA."""
     default_max_tokens: int = 4096
     """Output tokens of a request that does not say; applied by the HTTP schema."""
-    backend: str = "auto"
-    """Kernels: auto, torch, native or flashinfer."""
+    backend: Backend = "auto"
+    """Kernels."""
     kv_pages: int | None = None
     """KV pages on the device; excludes `kv_cache_mib`."""
     kv_cache_mib: int | None = None

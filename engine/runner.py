@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 
 from engine.kernels import BatchLayout, Kernels, SamplingBatch
+from engine.models.registry import Model
 from engine.plan import Segment, StepPlan, StepResult
 from engine.storage import ModelState
-
-
-class LanguageModel(Protocol):
-    """What the runner needs of a model: its weights are inside."""
-
-    def forward(self, kernels: Kernels, state: ModelState, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids [n] int64 of the planned step -> hidden states [n, hidden], after the last norm."""
-        ...
-
-    def logits(self, kernels: Kernels, rows: torch.Tensor) -> torch.Tensor:
-        """rows [r, hidden] -> [r, vocab] float32."""
-        ...
 
 
 class Runner:
     """Owns the model's state. Mutable: `run` and `reset` belong to the engine thread."""
 
-    def __init__(self, model: LanguageModel, kernels: Kernels, state: ModelState, page_size: int) -> None:
+    def __init__(self, model: Model, kernels: Kernels, state: ModelState, page_size: int) -> None:
         self._model = model
         self._kernels = kernels
         self._state = state
         self._page_size = page_size
+
+    @property
+    def backend_name(self) -> str:
+        return self._kernels.name
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
