@@ -59,10 +59,7 @@ def sentence_case(text: str) -> str:
     out, fresh = [], True
     for char in text:
         out.append(char.upper() if fresh and char.isalpha() else char)
-        if char.isalnum():
-            fresh = False
-        elif char in ".!?\n":
-            fresh = char == "\n" or fresh
+        fresh = char == "\n" or (fresh and char in " \"'")
     joined = "".join(out)
     for mark in (". ", "! ", "? "):
         head, *rest = joined.split(mark)
