@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import FastAPI
 
 from server.boundary import RequestBoundary
@@ -13,6 +11,7 @@ from server.openapi import install_openapi
 from server.routes import chat, health, models
 from server.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.settings import Settings
+from server.version import package_version
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -31,11 +30,3 @@ def create_app(settings: Settings) -> FastAPI:
     keys = [key.get_secret_value() for key in settings.server.api_keys]
     app.add_middleware(RequestBoundary, api_keys=keys)
     return app
-
-
-def package_version() -> str:
-    """The installed version, or that of a tree which was never installed."""
-    try:
-        return version("dalsegno")
-    except PackageNotFoundError:
-        return "0.0.0"

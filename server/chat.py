@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.engine import Engine, FinishReason, Generation, GenerationRequest, SamplingParams
-from engine.errors import ChatTemplateError
+from engine.errors import ChatTemplateError, RequestError
 from engine.text.reasoning import ReasoningSplitter, opens_reasoning
 from server.schema.usage import Cost, cost_of
 
@@ -41,7 +41,12 @@ def render_prompt(engine: Engine, messages: Sequence[Mapping[str, Any]], variabl
 
 def submit(engine: Engine, prompt: Prompt, sampling: SamplingParams) -> Generation:
     """Queue a prompt. Raises RequestError at once when it cannot be served."""
-    return engine.submit(GenerationRequest(f"chatcmpl-{uuid.uuid4().hex}", prompt.token_ids, sampling))
+    try:
+        return engine.submit(GenerationRequest(f"chatcmpl-{uuid.uuid4().hex}", prompt.token_ids, sampling))
+    except RequestError as error:
+        if error.param == "prompt":  # the engine's name for what a client sent as messages
+            error.param = "messages"
+        raise
 
 
 async def pieces(generation: Generation, *, starts_in_reasoning: bool = False) -> AsyncGenerator[Piece, None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -14,16 +15,33 @@ from server.configuration import ConfigurationError
 from server.exit_codes import ExitCode, exit_code_of
 from server.listener import PortTakenError
 from server.settings import NOT_BUILT_FLAGS
+from server.version import package_version
 
 app = typer.Typer(
     name="dalsegno",
-    help="An OpenAI-compatible serving daemon for hybrid language models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"dalsegno {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """An OpenAI-compatible serving daemon for hybrid language models."""
+
+
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import uvicorn
 
 from engine.engine import Engine
-from server.app import create_app, package_version
+from server.app import create_app
 from server.daemon import DRAIN_LIMIT_SECONDS, Daemon
 from server.listener import url_of
 from server.settings import Settings
+from server.version import package_version
 
 _CLOSING_SECONDS = 5
 """How long connections may take to carry off the last bytes, once nothing runs any more."""

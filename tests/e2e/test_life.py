@@ -130,3 +130,16 @@ def test_a_model_can_be_talked_to_through_the_daemon(daemon):
     result = subprocess.run(command, input="Hello\n\nAgain\n", capture_output=True, text=True, timeout=60, check=True)
     first, second = result.stdout.splitlines()
     assert len(first) == len(second) == 5
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(daemon):
+    command = [sys.executable, "-u", "-m", "server", "chat", "--url", daemon.url, "--max-tokens", str(LONG)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("Hello\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        while not process.stdout.readline().endswith("(stopped)\n"):
+            pass
+        process.stdin.close()
+        assert process.wait(60) == 0

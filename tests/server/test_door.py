@@ -5,7 +5,9 @@ import json
 import pytest
 from pydantic import SecretStr
 
+from engine.request import SamplingParams
 from server.app import create_app
+from server.chat import Prompt, submit
 from server.settings import ServerSettings, Settings
 from tests.server.conftest import MAX_CONTEXT, client_of
 
@@ -104,8 +106,15 @@ async def test_a_prompt_over_the_context_is_refused_with_the_numbers(client, str
     body = {"messages": [{"role": "user", "content": "a" * MAX_CONTEXT}], "stream": streams}
     response = await client.post(CHAT, json=body)
     error = response.json()["error"]
-    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert str(MAX_CONTEXT) in error["message"]
+
+
+async def test_a_huge_token_limit_ends_at_the_context(client):
+    body = {"messages": [{"role": "user", "content": "a" * (MAX_CONTEXT - 40)}], "max_tokens": 2**62}
+    answer = (await client.post(CHAT, json=body)).json()
+    assert answer["usage"]["total_tokens"] == MAX_CONTEXT
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 async def test_what_the_template_refuses_is_a_bad_request(client):
@@ -139,7 +148,7 @@ async def test_a_body_that_cannot_be_read(client, content, content_type, status,
 
 async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(client):
     async def endless():
-        while True:
+        for _ in range(40):
             yield b" " * 2**20
 
     response = await client.post(CHAT, content=endless(), headers={"content-type": "application/json"})
@@ -225,6 +234,37 @@ async def test_an_engine_that_died_is_unavailable(settings):
         assert (health.status_code, health.json()["status"]) == (503, "unavailable")
         refused = await client.post(CHAT, json=HELLO)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+@pytest.fixture
+async def client_of_busy(settings, request):
+    """The only seat is taken until the test ends; the parameter holds the limits of the queue."""
+    limits = request.param | {"max_concurrency": 1}
+    app = create_app(settings.model_copy(update={"engine": settings.engine.model_copy(update=limits)}))
+    engine = await app.state.daemon.start()
+    seated = submit(engine, Prompt((5, 6)), SamplingParams(max_tokens=MAX_CONTEXT))
+    await anext(seated)
+    async with client_of(app) as client:
+        yield client
+    await seated.aclose()
+    await app.state.daemon.stop()
+
+
+@pytest.mark.parametrize("client_of_busy", [{"pending_timeout_s": 0.01}], indirect=True)
+async def test_a_request_that_waited_too_long_gets_503_or_an_error_event(client_of_busy):
+    whole = await client_of_busy.post(CHAT, json=HELLO)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (503, "queue_timeout")
+    assert whole.headers["retry-after"] == "1"
+    streamed = await client_of_busy.post(CHAT, json=HELLO | {"stream": True})
+    assert events(streamed.text)[-1] == whole.json()
+
+
+@pytest.mark.parametrize("client_of_busy", [{"max_pending_requests": 0}], indirect=True)
+async def test_a_full_queue_gets_429(client_of_busy):
+    refused = await client_of_busy.post(CHAT, json=HELLO)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
+    assert refused.headers["retry-after"] == "1"
+    assert (await client_of_busy.get("/health")).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,31 @@ async def test_a_client_that_leaves_closes_the_events():
     assert closed.is_set()
 
 
+async def test_a_client_that_stops_reading_and_then_leaves_closes_the_events():
+    closed = asyncio.Event()
+
+    async def events():
+        try:
+            yield b"data: 1\n\n"
+        finally:
+            closed.set()
+
+    class Stuck(Client):
+        async def send(self, message):
+            if message["type"] == "http.response.body":
+                self.received.set()
+                await asyncio.Event().wait()
+
+    client = Stuck()
+    stream = EventStream(events())
+    task = client.listen_to(stream)
+    await client.received.wait()
+    client.left.set()
+    await task
+    assert closed.is_set()
+    assert stream is not None  # still held, so that nothing but the stream itself has closed them
+
+
 async def test_a_client_that_leaves_while_nothing_was_asked_yet_closes_the_events():
     client = Client()
     client.left.set()
