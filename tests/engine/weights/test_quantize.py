@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
+from compressed_tensors.entrypoints.convert.converters.modelopt_nvfp4 import ModelOptNvfp4Converter
+from compressed_tensors.quantization import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
 
 from engine.errors import WeightsError
@@ -80,6 +83,19 @@ def test_the_result_opens_and_is_close_to_its_source(source: Path, quantized: Pa
     assert isinstance(weight, Nvfp4Weight)
     original = before[f"{LAYER_3}self_attn.o_proj.weight"].float()
     assert (dequantize_nvfp4(weight) - original).norm() / original.norm() < 0.12
+
+
+def test_compressed_tensors_own_modelopt_converter_reads_the_same_weights(quantized: Path) -> None:
+    layer = f"{LAYER_3}mlp.down_proj"
+    stored = {name: tensor for name, tensor in tensors_of(quantized).items() if name.startswith(layer)}
+    converted = ModelOptNvfp4Converter(targets=["re:.*_proj$"]).validate(stored)
+    state = {name.rpartition(".")[2]: tensor for name, tensor in converted.items()}
+    theirs = NVFP4PackedCompressor.decompress(state, preset_name_to_scheme("NVFP4", ["Linear"]))["weight"]
+    with open_checkpoint(quantized) as checkpoint:
+        ours = checkpoint.linear(layer, 64, 96)
+    assert isinstance(ours, Nvfp4Weight)
+    # The converter takes the reciprocal of the global scale, so that some values round to the next bfloat16.
+    torch.testing.assert_close(dequantize_nvfp4(ours, torch.bfloat16), theirs, rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize(
