@@ -90,6 +90,7 @@ def test_compressed_tensors_own_modelopt_converter_reads_the_same_weights(quanti
     stored = {name: tensor for name, tensor in tensors_of(quantized).items() if name.startswith(layer)}
     converted = ModelOptNvfp4Converter(targets=["re:.*_proj$"]).validate(stored)
     state = {name.rpartition(".")[2]: tensor for name, tensor in converted.items()}
+    state["weight_global_scale"] = state["weight_global_scale"].view(1)  # as stored; a scalar would compute in bfloat16
     theirs = NVFP4PackedCompressor.decompress(state, preset_name_to_scheme("NVFP4", ["Linear"]))["weight"]
     with open_checkpoint(quantized) as checkpoint:
         ours = checkpoint.linear(layer, 64, 96)
