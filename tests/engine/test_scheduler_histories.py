@@ -18,15 +18,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     """The scheduler on pools of any size. A picked token is its own position, so a lost or repeated one would show."""
 
     @initialize(
-        max_concurrency=st.integers(1, 4),
+        max_concurrency=st.integers(1, 4) | st.just(3),
         max_pending=st.integers(0, 4),
-        context=st.integers(2, 40),
+        context=st.integers(2, 40) | st.just(40),
         chunk=st.integers(1, 12),
         page_size=st.integers(1, 5),
-        output_step=st.integers(1, 9),
-        spare_pages=st.integers(0, 12),
+        output_step=st.integers(1, 9) | st.just(1),
+        spare_pages=st.integers(0, 12) | st.just(0),
+        prompts=st.lists(st.integers(1, 6), max_size=5),
     )
-    def start(self, max_concurrency, max_pending, context, chunk, page_size, output_step, spare_pages):
+    def start(self, max_concurrency, max_pending, context, chunk, page_size, output_step, spare_pages, prompts):
         limits = SchedulerLimits(max_concurrency, max_pending, 20.0, context, chunk, page_size, output_step)
         pages = Pool("pages", limits.pages_of(context) + spare_pages)
         self.scheduler = Scheduler(limits, pages, Pool("slots", max_concurrency), end_token_ids=[END])
@@ -35,8 +36,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompts: dict[str, int] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: set[str] = set()
+        for prompt_tokens in prompts:
+            self.submit(prompt_tokens, context)
 
-    @rule(prompt_tokens=st.integers(1, 44), max_tokens=st.integers(1, 44))
+    @rule(prompt_tokens=st.integers(1, 12) | st.integers(1, 44), max_tokens=st.integers(1, 44) | st.just(44))
+    def submit_one(self, prompt_tokens, max_tokens):
+        self.submit(prompt_tokens, max_tokens)
+
     def submit(self, prompt_tokens, max_tokens):
         name = f"r{self.submitted}"
         request = GenerationRequest(name, tuple(range(prompt_tokens)), SamplingParams(seed=0, max_tokens=max_tokens))
@@ -60,6 +66,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.alive)))
         assert self.scheduler.cancel(name) is not None
         self.ended.add(name)
+
+    @rule(times=st.integers(1, 8))
+    def steps(self, times):
+        for _ in range(times):
+            self.step(0.0, False)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 15.0]), ends=st.booleans())
     def step(self, seconds, ends):
@@ -129,6 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.take_in(plan)
             assert self.scheduler.check() == []
         assert self.alive == set()
+        self.every_output_is_in_order_and_whole()
         assert self.scheduler.kv_pages.free == self.scheduler.kv_pages.capacity
         assert self.scheduler.state_slots.free == self.scheduler.state_slots.capacity
 
