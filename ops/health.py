@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-HEARTBEAT_LIMIT_SECONDS = 10.0
-"""An engine loop that has not turned for so long counts as stuck. One step of a large prefill stays well below it."""
+HEARTBEAT_LIMIT_SECONDS = 20.0
+"""An engine loop that has not turned for so long counts as stuck. One step of a large prefill on a busy machine stays
+below it: a restart would only make it begin again."""
 
 
 class Phase(StrEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -128,7 +129,7 @@ async def _in_abandonable_thread(work: Callable[[], Engine]) -> Engine:
             engine = work()
         except BaseException as error:  # noqa: BLE001  (handed to the waiter, which raises it)
             failure = error
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, engine, failure)
 
     threading.Thread(target=run, name="dalsegno-load", daemon=True).start()

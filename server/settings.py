@@ -60,10 +60,10 @@ class EngineSettings(Section):
     pending_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
         60.0, "seconds that a request may wait for its turn, then 503", "a number of seconds above 0"
     )
-    max_context: Count = _key(
+    max_context: Annotated[int, Ge(2)] | Auto = _key(
         "auto",
         "tokens of prompt and answer together; auto: the model's, at most what fits",
-        "an integer, 1 or more, or auto",
+        "an integer, 2 or more, or auto",
     )
     prefill_chunk: Count = _key(
         "auto", "prompt tokens computed in one step; auto: 512 (CPU), 2048 (CUDA)", "an integer, 1 or more, or auto"

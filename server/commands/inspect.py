@@ -54,9 +54,11 @@ def inspect(
     page_size = resolved.settings.cache.page_size
     if page_size == "auto":
         page_size = 16 if kernels.device.type == "cpu" else 64
-    context = min(context or config.max_position_embeddings, config.max_position_embeddings)
+    longest = config.max_position_embeddings
+    if context is not None and context > longest:
+        raise ConfigurationError(f"--context is {context}; expected at most {longest}, the model's longest")
     rows = _model_rows(config, summary)
-    rows += _memory_rows(config, summary, memory_bytes, context, page_size, kernels.dtype.itemsize)
+    rows += _memory_rows(config, summary, memory_bytes, context or longest, page_size, kernels.dtype.itemsize)
     _print_rows(rows)
 
 

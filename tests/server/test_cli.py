@@ -1,3 +1,4 @@
+import re
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import pytest
 from server.cli import run
 from server.commands.inspect import parse_size
 from server.configuration import ConfigurationError
+from server.listener import listen, url_of
 
 pytestmark = pytest.mark.usefixtures("quiet_logging")
 
@@ -25,6 +27,7 @@ VERBS = {"serve", "chat", "generate", "pull", "quantize", "inspect", "doctor", "
         (["serve", "--host-cache-mib=5"], 2, "--host-cache-mib is not built yet"),
         (["serve", "--host", "no such host"], 2, "server.host is 'no such host'"),
         (["inspect", "demo", "--memory", "much"], 2, "--memory is 'much'"),
+        (["inspect", "demo", "--context", "0"], 2, "--context"),
         (["inspect", "/no/such/folder"], 3, "there is no such folder"),
         (["pull", "smollm3"], 3, "did you mean 'smollm2'"),
         (["chat", "--url", "http://127.0.0.1:1"], 1, "no daemon answers at http://127.0.0.1:1"),
@@ -44,6 +47,23 @@ def test_a_taken_port_is_told_before_the_model_is_looked_for(capsys):
         port = other.getsockname()[1]
         assert run(["serve", "/no/such/folder", "--port", str(port)]) == 4
     assert f"port {port} on 127.0.0.1 is taken" in capsys.readouterr().err
+
+
+def test_a_listener_says_where_it_is():
+    with listen("::1", 0) as listener:
+        assert re.fullmatch(r"http://\[::1\]:\d+", url_of(listener))
+    with listen("localhost", 0) as listener:
+        assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", url_of(listener))
+
+
+def test_an_address_of_another_machine_is_a_wrong_setting(capsys):
+    assert run(["serve", "--host", "192.0.2.1"]) == 2
+    assert "server.host is '192.0.2.1', which cannot be listened on" in capsys.readouterr().err
+
+
+def test_a_context_beyond_the_models_is_refused(capsys, tiny_model):
+    assert run(["inspect", str(tiny_model), "--context", "65537"]) == 2
+    assert "expected at most 65536" in capsys.readouterr().err
 
 
 def test_config_prints_where_each_value_came_from(capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """The HTTP application on a real engine: what it answers, and how it refuses."""
 
+import asyncio
 import json
 
 import pytest
@@ -7,7 +8,7 @@ from pydantic import SecretStr
 
 from engine.request import SamplingParams
 from server.app import create_app
-from server.chat import Prompt, submit
+from server.chat import Piece, Prompt, submit
 from server.settings import ServerSettings, Settings
 from tests.server.conftest import MAX_CONTEXT, client_of
 
@@ -267,6 +268,37 @@ async def test_a_full_queue_gets_429(client_of_busy):
     assert (await client_of_busy.get("/health")).status_code == 200
 
 
+async def test_a_loop_that_does_not_turn_is_unavailable(settings, monkeypatch):
+    app = create_app(settings)
+    engine = await app.state.daemon.start()
+    monkeypatch.setattr(engine, "heartbeat_age_seconds", lambda: 60.0)
+    async with client_of(app) as client:
+        health = await client.get("/health")
+    await app.state.daemon.stop()
+    assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+    assert "60 seconds" in health.json()["reasons"][0]
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(settings):
+    app = create_app(settings)
+    engine = await app.state.daemon.start()
+    async with client_of(app) as client:
+        bodies = [HELLO | {"max_tokens": 200, "stream": index % 2 == 0} for index in range(24)]
+        tasks = [asyncio.create_task(client.post(CHAT, json=body)) for body in bodies]
+        for index, task in enumerate(tasks):
+            if index % 3:
+                task.cancel()
+            for _ in range(index):
+                await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    finished = [outcome.status_code for outcome in outcomes if not isinstance(outcome, asyncio.CancelledError)]
+    assert finished == [200] * 8
+    assert await engine.drain()
+    assert engine.check() == []
+    assert engine.snapshot().kv_pages.free == engine.snapshot().kv_pages.capacity
+    await app.state.daemon.stop()
+
+
 @pytest.mark.parametrize(
     ("headers", "is_let_in"),
     [
@@ -302,6 +334,19 @@ async def test_an_exception_nobody_expected_is_an_error_without_its_text(client,
     assert response.json()["error"]["code"] == "internal_error"
     assert "secret" not in response.text
     assert "request abc failed" in caplog.text
+
+
+async def test_a_stream_that_fails_in_an_unexpected_way_ends_with_an_error(client, monkeypatch, caplog):
+    async def fail(*_args, **_kwargs):
+        yield Piece("", "Hel")
+        raise ZeroDivisionError("the secret is 17")
+
+    monkeypatch.setattr("server.routes.chat.pieces", fail)
+    response = await client.post(CHAT, json=HELLO | {"stream": True})
+    *_, last = events(response.text)
+    assert last["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert "a stream failed" in caplog.text
 
 
 async def test_the_api_page_describes_what_routes_take_and_answer(client):

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,14 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path, content):
         file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"--config .*config.toml"):
         resolve(config_file=file, environ={})
+
+
+@pytest.mark.parametrize("key", [key for key in all_keys() if "integer" in key.expected], ids=lambda key: key.dotted)
+def test_the_least_value_of_every_count_is_one_that_the_engine_takes(key):
+    least = int(re.search(r"\d+", key.expected)[0])
+    engine_options(resolve({key.dotted: str(least)}, environ={}).settings)
+    with pytest.raises(ConfigurationError):
+        resolve({key.dotted: str(least - 1)}, environ={})
 
 
 def test_the_example_file_is_the_schema_with_its_defaults():
