@@ -21,6 +21,7 @@ _SUPPORTED: dict[str, frozenset[str | None]] = {
     _COMPRESSED_TENSORS: frozenset(
         {None, "dense", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mixed-precision"}
     ),
+    "fp8": frozenset({None}),
     "fbgemm_fp8": frozenset({None}),
 }
 
@@ -30,7 +31,7 @@ class QuantizationConfig:
     """The checkpoint's own statement. Which format a layer has is decided by its tensors, never by this."""
 
     method: str
-    """`modelopt`, `compressed-tensors` or `fbgemm_fp8`."""
+    """`modelopt`, `compressed-tensors`, `fp8` or `fbgemm_fp8`."""
     algorithm: str | None
     """ModelOpt's `quant_algo`, or compressed-tensors' `format`."""
     producer: str | None
@@ -62,7 +63,8 @@ def read_quantization_config(folder: Path) -> QuantizationConfig | None:
     section = _object(folder / "config.json", "quantization_config", section)
     file = folder / ("config.json" if section else MODELOPT_FILE)
     algorithms = _object(folder / MODELOPT_FILE, "quantization", modelopt.get("quantization"))
-    method = str(section.get("quant_method") or _MODELOPT).lower()
+    says_modelopt = bool(modelopt) or "quant_algo" in section
+    method = str(section.get("quant_method") or (_MODELOPT if says_modelopt else None)).lower()
     algorithm = section.get("quant_algo") or algorithms.get("quant_algo") or section.get("format")
     _refuse_unsupported(file, method, algorithm, section)
     ignore = [*_strings(section.get("ignore")), *_strings(algorithms.get("exclude_modules"))]

@@ -52,7 +52,7 @@ _KEPT_PARTS = {"mtp.": "mtp*", "model.visual.": "model.visual*", "visual.": "vis
 _KEPT_FLOAT32 = (".A_log", ".dt_bias")
 # Tokenizer, templates, generation defaults, licences; not the model card, which describes the source.
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*")
-_NOT_COPIED = frozenset({"config.json", MODELOPT_FILE, INDEX_FILE})
+_NOT_COPIED = frozenset({"config.json", MODELOPT_FILE})
 # Tensors of one file are held in memory until it is written.
 _MAX_SHARD_BYTES = 2 << 30
 _ALGORITHM = "W4A16_NVFP4"
@@ -322,7 +322,7 @@ def _exclude_list(items: list[_Item]) -> list[str]:
 def _copy_small_files(src: Path, folder: Path) -> None:
     for pattern in _COPIED:
         for file in src.glob(pattern):
-            if file.name not in _NOT_COPIED and file.is_file():
+            if file.name not in _NOT_COPIED and not file.name.endswith(".index.json") and file.is_file():
                 shutil.copyfile(file, folder / file.name)
 
 

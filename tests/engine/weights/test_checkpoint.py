@@ -1,3 +1,4 @@
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -5,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine.errors import WeightsError
@@ -344,6 +347,11 @@ def test_an_excluded_layer_that_is_not_quantised_is_fine(tmp_path: Path) -> None
     open_checkpoint(saved(tmp_path, dense(), config)).linear("a", OUT, IN)
 
 
+def test_fp8_without_blocks_is_read_whatever_wrote_it(tmp_path: Path) -> None:
+    config = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+    assert isinstance(open_checkpoint(saved(tmp_path, fp8(), config)).linear("a", OUT, IN), Fp8Weight)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -356,6 +364,7 @@ def test_an_excluded_layer_that_is_not_quantised_is_fine(tmp_path: Path) -> None
         ({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, "'mxfp4-pack-quantized'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "'NVFP4_AWQ'"),
         ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, "'FP8_PB_WO'"),
+        ({"bits": 4, "group_size": 64}, "quant_method 'none' is not supported"),
         ({"quant_method": "modelopt", "ignore": ["re:("]}, r"'re:\('.* no regular expression"),
         ("fp4", "quantization_config is a str"),
     ],
@@ -447,6 +456,26 @@ def test_a_broken_folder_is_refused_with_the_file_at_fault(tmp_path: Path, case:
     prepare(tmp_path)
     with pytest.raises(WeightsError, match=message):
         open_checkpoint(tmp_path)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_a_damaged_file_opens_or_is_refused_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    file = folder / "model.safetensors"
+    save_file({"a": torch.arange(3.0), "b": torch.zeros(2, 2)}, file)
+    content = bytearray(file.read_bytes())
+    for position, byte in data.draw(
+        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+    ):
+        content[position] = byte
+    file.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
+    with contextlib.suppress(WeightsError):
+        checkpoint = open_checkpoint(folder)
+        for name in checkpoint.names():
+            checkpoint.tensor(name)
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:

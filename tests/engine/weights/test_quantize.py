@@ -31,7 +31,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.write_plain_sharded(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         tiny.write_json(folder / name, {"from": name})
-    for name in ("chat_template.jinja", "merges.txt", "LICENSE", "README.md", "modeling_x.py", "pytorch_model.bin"):
+    for name in (
+        "chat_template.jinja",
+        "merges.txt",
+        "LICENSE",
+        "README.md",
+        "modeling_x.py",
+        "pytorch_model.bin.index.json",
+    ):
         (folder / name).write_text(name)
     return folder
 
