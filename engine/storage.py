@@ -35,7 +35,7 @@ def allocate_state(
     layers = range(config.num_linear_layers)
     return ModelState(
         kv=kv,
-        conv=tuple(torch.zeros(conv_shape, dtype=dtype, device=device) for _ in layers),
+        conv=tuple(_zeroed_conv(conv_shape, dtype, device) for _ in layers),
         recurrent=tuple(torch.zeros(recurrent_shape, dtype=torch.float32, device=device) for _ in layers),
     )
 
@@ -47,3 +47,11 @@ def _zeroed_kv(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device
     # attention reads in place instead of gathering it.
     pages, two, *page = shape
     return torch.zeros((two, pages, *page), dtype=dtype, device=device).transpose(0, 1)
+
+
+def _zeroed_conv(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # On the host the channels lie side by side, as they do in the activations.
+    slots, channels, tail = shape
+    return torch.zeros((slots, tail, channels), dtype=dtype, device=device).transpose(1, 2)
