@@ -52,16 +52,22 @@ def append_paged_kv(plan: StepPlan, k: torch.Tensor, v: torch.Tensor, kv_cache: 
 
 def paged_attention(plan: StepPlan, q: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
     """Causal attention of q [n, Hq, D] over each sequence's own pages -> [n, Hq, D]."""
-    key_pages, value_pages = kv_cache.unbind(1)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for i, context in enumerate(plan.contexts):
-        keys, values = _context_rows(key_pages, context), _context_rows(value_pages, context)
-        start, end = plan.starts[i], plan.starts[i + 1]
-        if i < plan.num_decodes:
-            out[i] = _attend_one(q[i], keys, values, scale)
-        else:
-            out[start:end] = _attend_causal(q[start:end], keys, values, scale)
-    return out
+    kv_heads, dim = kv_cache.shape[3:]
+    decodes = plan.num_decodes
+    # The queries of one key head are the rows of one product.
+    grouped = q[:decodes].reshape(decodes, kv_heads, q.shape[1] // kv_heads, dim)
+    parts = []
+    for i in range(decodes):
+        keys, values = _context(kv_cache, plan.contexts[i])
+        parts.append(F.scaled_dot_product_attention(grouped[i : i + 1], keys, values, scale=scale))
+    out = torch.cat(parts).view(decodes, *q.shape[1:]) if parts else q[:0]
+    if decodes == len(q):
+        return out
+    later = []
+    for i in plan.prefills:
+        keys, values = _context(kv_cache, plan.contexts[i])
+        later.append(_attend_causal(q[plan.starts[i] : plan.starts[i + 1]], keys, values, scale))
+    return torch.cat((out, *later)) if decodes or len(later) > 1 else later[0].contiguous()
 
 
 def _as_rows(pages: torch.Tensor) -> torch.Tensor | None:
@@ -71,37 +77,34 @@ def _as_rows(pages: torch.Tensor) -> torch.Tensor | None:
     return pages.view(-1, pages.shape[2], pages.shape[3])
 
 
-def _context_rows(pages: torch.Tensor, context: Context) -> torch.Tensor:
-    """The context's tokens as [H, tokens, D]: a view if they lie in one run, else a copy."""
-    rows = _as_rows(pages) if context.first_row is not None else None
-    if rows is not None and context.first_row is not None:
-        return rows.narrow(0, context.first_row, context.tokens).transpose(0, 1)
-    gathered = pages.index_select(0, context.pages.to(pages.device))
-    return gathered.view(-1, pages.shape[2], pages.shape[3])[: context.tokens].transpose(0, 1)
-
-
-def _attend_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """q [Hq, D] of the last token. The queries of one key head are the rows of one product."""
-    heads, _, dim = keys.shape
-    grouped = q.reshape(1, heads, -1, dim)
-    return F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale).reshape(q.shape)
+def _context(kv_cache: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """The context's keys and values, [1, H, tokens, D] each: views if they lie in one run, else copies."""
+    page, kind, row, head, _ = kv_cache.stride()
+    page_size, heads, dim = kv_cache.shape[2:]
+    tokens = context.tokens
+    if context.first_row is not None and page == page_size * row:
+        shape, strides = (1, heads, tokens, dim), (0, head, row, 1)
+        start = kv_cache.storage_offset() + context.first_row * row
+        return kv_cache.as_strided(shape, strides, start), kv_cache.as_strided(shape, strides, start + kind)
+    pages = context.pages.to(kv_cache.device)
+    keys, values = (
+        x.index_select(0, pages).view(1, -1, heads, dim)[:, :tokens].transpose(1, 2) for x in kv_cache.unbind(1)
+    )
+    return keys, values
 
 
 def _attend_causal(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """q [n, Hq, D] of the last n tokens."""
+    """q [n, Hq, D] of the last n tokens; keys and values [1, Hkv, tokens, D]."""
     heads_first = q.transpose(0, 1)[None]
-    past = keys.shape[1] - len(q)
+    tokens = keys.shape[2]
+    past = tokens - len(q)
     if past == 0:
-        out = F.scaled_dot_product_attention(
-            heads_first, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True
-        )
+        out = F.scaled_dot_product_attention(heads_first, keys, values, is_causal=True, scale=scale, enable_gqa=True)
     elif q.device.type == "cpu":
-        out = _attend_past_and_own(heads_first, keys[None], values[None], past, scale)
+        out = _attend_past_and_own(heads_first, keys, values, past, scale)
     else:
-        mask = torch.ones(len(q), keys.shape[1], dtype=torch.bool, device=q.device).tril(past)
-        out = F.scaled_dot_product_attention(
-            heads_first, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
-        )
+        mask = torch.ones(len(q), tokens, dtype=torch.bool, device=q.device).tril(past)
+        out = F.scaled_dot_product_attention(heads_first, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 

@@ -6,6 +6,8 @@ The chunked form is the WY representation of Yang et al., 2024 ("Gated Delta Net
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -28,65 +30,67 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """q, k [n, Hk, K], v [n, Hv, V], a, b [n, Hv] -> [n, Hv, V]; states [slots, Hv, V, K] float32 in place."""
     dtype = v.dtype
-    q, k, v = q.float(), k.float(), v.float()
-    q, k = l2_normalize(q) * q.shape[-1] ** -0.5, l2_normalize(k)
+    k_and_q, v = _normalized(k.float(), q.float()), v.float()
     beta = b.float().sigmoid()
-    log_decay = F.softplus(a.float() + dt_bias) * -A_log.exp()
+    log_decay = F.softplus(a.float() + dt_bias).mul_(A_log.exp()).neg_()
     decodes = plan.num_decodes
     if decodes == len(v):
-        return _decode(plan, q, k, v, beta, log_decay, states).to(dtype)
+        return _decode(plan, k_and_q, v, beta, log_decay, states).to(dtype)
     out = torch.empty(v.shape, dtype=dtype, device=v.device)
     if decodes:
         part = slice(0, decodes)
-        out[part] = _decode(plan, q[part], k[part], v[part], beta[part], log_decay[part], states)
-    out[decodes:] = _prefill(plan, q, k, v, beta, log_decay, states)
+        out[part] = _decode(plan, k_and_q[part], v[part], beta[part], log_decay[part], states)
+    out[decodes:] = _prefill(plan, k_and_q, v, beta, log_decay, states)
     return out
 
 
-def l2_normalize(x: torch.Tensor) -> torch.Tensor:
-    """x / sqrt(sum(x^2) + 1e-6) over the last dim."""
-    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _L2_EPS)
+def _normalized(k: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """k, q [n, Hk, K] -> [n, Hk, 2, K]: each l2-normalised, and q times K ** -0.5."""
+    both = torch.stack((k, q), dim=2)
+    factors = both.square().sum(dim=-1, keepdim=True).add_(_L2_EPS).rsqrt_()
+    factors[:, :, 1].mul_(k.shape[-1] ** -0.5)
+    return both.mul_(factors)
 
 
 def _decode(
     plan: StepPlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    k_and_q: torch.Tensor,
     v: torch.Tensor,
     beta: torch.Tensor,
     log_decay: torch.Tensor,
     states: torch.Tensor,
 ) -> torch.Tensor:
-    """One token for each of B sequences -> [B, Hv, V]. Neighbouring slots are updated in place, others are gathered."""
+    """One token for each of B sequences -> [B, Hv, V]. Neighbouring slots are updated in place, others are gathered.
+
+    The old state is read once, for key and query together: with u = beta * (v - decay * S k), the new state is
+    decay * S + u k^T and the output decay * S q + (k . q) u.
+    """
     slots, order = plan.decode_slots, plan.decode_order
     if order is not None:
-        q, k, v, beta, log_decay = (x[order] for x in (q, k, v, beta, log_decay))
+        k_and_q, v, beta, log_decay = (x[order] for x in (k_and_q, v, beta, log_decay))
     state = states[slots]
     B, Hv, V, K = state.shape
-    group = Hv // k.shape[1]
-    if group > 1:
-        q, k = q.repeat_interleave(group, dim=1), k.repeat_interleave(group, dim=1)
+    if Hv != k_and_q.shape[1]:
+        k_and_q = k_and_q.repeat_interleave(Hv // k_and_q.shape[1], dim=1)
+    k_and_q = k_and_q.view(B * Hv, 2, K)
+    decay = log_decay.exp().view(B * Hv, 1, 1)
     flat = state.view(B * Hv, V, K)
-    q, k, v = q.reshape(B * Hv, K), k.reshape(B * Hv, K), v.reshape(B * Hv, V)
-    decay = log_decay.exp().reshape(B * Hv, 1)
-    flat.mul_(decay.unsqueeze(-1))
-    predicted = torch.bmm(flat, k.unsqueeze(-1)).squeeze(-1)
-    delta = (v - predicted).mul_(beta.reshape(B * Hv, 1))
-    flat.baddbmm_(delta.unsqueeze(-1), k.unsqueeze(1))
-    out = torch.bmm(flat, q.unsqueeze(-1)).view(B, Hv, V)
+    # The short side on the left: torch's batched product is several times slower the other way round.
+    by_key, by_query = torch.bmm(k_and_q, flat.transpose(1, 2)).mul_(decay).unbind(1)
+    key, query = k_and_q.unbind(1)
+    update = (v.reshape(B * Hv, V) - by_key).mul_(beta.view(B * Hv, 1))
+    out = torch.addcmul(by_query, update, torch.linalg.vecdot(key, query).unsqueeze(-1))
+    flat.mul_(decay).addcmul_(update.unsqueeze(-1), key.unsqueeze(1))
     if isinstance(slots, torch.Tensor):
         states.index_copy_(0, slots, state)
-    for i, captures in plan.captures.items():
-        if i < plan.num_decodes:
-            for _, slot in captures:
-                states[slot] = states[plan.slots[i]]
+    plan.capture_decodes(states)
+    out = out.view(B, Hv, V)
     return out if order is None else torch.empty_like(out).index_copy_(0, order, out)
 
 
 def _prefill(
     plan: StepPlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    k_and_q: torch.Tensor,
     v: torch.Tensor,
     beta: torch.Tensor,
     log_decay: torch.Tensor,
@@ -95,30 +99,27 @@ def _prefill(
     """All prefill tokens of the step -> [prefill tokens, Hv, V]."""
     chunks = plan.chunks
     Hv, V = v.shape[1:]
-    q, k, v = (_pack(x, chunks) for x in (q, k, v))
-    if chunks.is_token is None:
-        beta, log_decay = beta[chunks.token_rows], log_decay[chunks.token_rows]
-    else:
+    beta, log_decay = beta[chunks.token_rows], log_decay[chunks.token_rows]
+    if chunks.is_token is not None:
         # beta 0 and decay 1: a place without a token leaves the state as it is, whatever stands in q, k and v.
-        beta, log_decay = beta[chunks.token_rows] * chunks.is_token, log_decay[chunks.token_rows] * chunks.is_token
+        beta, log_decay = beta * chunks.is_token, log_decay * chunks.is_token
     beta, log_decay = _pack_scalars(beta), _pack_scalars(log_decay)
     cumulative = log_decay.cumsum(dim=-1)
-    reads, attention, new_values, writes = _within_chunks(q, k, v, beta, cumulative)
-    chunk_decay = cumulative[..., -1:].exp().unsqueeze(-1)
+    k, q = (_pack(x, chunks) for x in k_and_q.unbind(2))
+    within = _within_chunks(q, k, _pack(v, chunks), beta, cumulative)
     state = _initial_states(plan, states)
-    out = torch.empty(len(v), Hv, STATE_GRID_TOKENS, V, device=v.device)
+    flat_state = state.flatten(0, 1)
+    out = torch.empty_like(within.new_values)
     first = 0
     for step, active in enumerate(chunks.active):
-        part = slice(first, first + active)
-        out[part] = _scan_step(
-            state[:active], reads[part], attention[part], new_values[part], writes[part], chunk_decay[part]
-        )
+        last = first + active * Hv
+        _scan_step(flat_state[: active * Hv], within.rows(first, last), out[first:last])
         for rank, slot in chunks.captures[step]:
             states[slot] = state[rank]
-        first += active
+        first = last
     for rank, i in enumerate(chunks.ranks):
         states[plan.slots[i]] = state[rank]
-    return out.transpose(1, 2).reshape(-1, Hv, V)[chunks.places]
+    return out.view(-1, Hv, STATE_GRID_TOKENS, V).transpose(1, 2).reshape(-1, Hv, V)[chunks.places]
 
 
 def _pack(x: torch.Tensor, chunks: Chunks) -> torch.Tensor:
@@ -141,51 +142,71 @@ def _initial_states(plan: StepPlan, states: torch.Tensor) -> torch.Tensor:
     return state
 
 
+class _WithinChunks(NamedTuple):
+    """What a chunk contributes apart from the state that it starts from; the first dim is chunk * Hv + head."""
+
+    corrections: torch.Tensor
+    """[.., C, K]: times the state, what it already predicts of the new values."""
+    new_values: torch.Tensor
+    """[.., C, V]"""
+    queries: torch.Tensor
+    """[.., C, K]: decayed from the chunk's start."""
+    attention: torch.Tensor
+    """[.., C, C]: causal."""
+    writes: torch.Tensor
+    """[.., C, K]: keys, decayed to the chunk's end."""
+    decay: torch.Tensor
+    """[.., 1, 1]: of the state over the chunk."""
+
+    def rows(self, first: int, last: int) -> _WithinChunks:
+        return _WithinChunks(*(x[first:last] for x in self))
+
+
 def _within_chunks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, cumulative: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What does not depend on the state, for P chunks of C tokens at once.
+) -> _WithinChunks:
+    """All that does not depend on the state, for P chunks of C tokens at once.
 
-    q, k [P, Hk, C, K], v [P, Hv, C, V], beta and cumulative (log decay) [P, Hv, C]. Returns reads [P, Hv, 2C, K] (rows
-    that multiply the state: for the correction, then for the output), attention [P, Hv, C, C], new values [P, Hv, C, V]
-    and writes [P, Hv, C, K].
+    q, k [P, Hk, C, K], v [P, Hv, C, V], beta and cumulative (log decay) [P, Hv, C].
     """
     P, Hk, C, K = k.shape
-    Hv = v.shape[1]
-    group = Hv // Hk
+    Hv, V = v.shape[1], v.shape[3]
 
-    def to_value_heads(x: torch.Tensor) -> torch.Tensor:
-        return x if group == 1 else x.repeat_interleave(group, dim=1)
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        """[P, Hv, ...] -> [P, Hk, Hv / Hk, ...]: the value heads of each key head."""
+        return x.view(P, Hk, Hv // Hk, *x.shape[2:])
 
-    pairwise = (cumulative.unsqueeze(-1) - cumulative.unsqueeze(-2)).tril_().exp_().tril_()
-    kk = to_value_heads(k @ k.transpose(-1, -2))
-    system = (kk * pairwise).mul_(beta.unsqueeze(-1)).tril_(-1)
+    def flat(x: torch.Tensor) -> torch.Tensor:
+        return x.view(P * Hv, *x.shape[3:])
+
+    beta, cumulative = grouped(beta).unsqueeze(-1), grouped(cumulative).unsqueeze(-1)
+    decay = cumulative.exp()
+    remaining = (cumulative[..., -1:, :] - cumulative).exp_()
+    # The upper half would overflow: it is set to 0 before the exponential, and again after it.
+    pairwise = (cumulative - cumulative.transpose(-1, -2)).tril_().exp_().tril_()
+    attention = (q @ k.transpose(-1, -2)).unsqueeze(2) * pairwise
+    system = ((k @ k.transpose(-1, -2)).unsqueeze(2) * pairwise.mul_(beta)).tril_(-1)
     identity = torch.eye(C, dtype=k.dtype, device=k.device).expand_as(system)
     inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
-    attention = to_value_heads(q @ k.transpose(-1, -2)).mul_(pairwise)
-    decay = cumulative.exp().unsqueeze(-1)
-    remaining = (cumulative[..., -1:] - cumulative).exp().unsqueeze(-1)
-    q, k = to_value_heads(q), to_value_heads(k)
-    new_values = inverse @ (v * beta.unsqueeze(-1))
-    reads = torch.empty(P, Hv, 2 * C, K, dtype=k.dtype, device=k.device)
-    torch.matmul(inverse, k * (beta.unsqueeze(-1) * decay), out=reads[:, :, :C])
-    torch.mul(q, decay, out=reads[:, :, C:])
-    return reads, attention, new_values, k * remaining
+    q, k = q.unsqueeze(2), k.unsqueeze(2)
+    solved = torch.empty(P, Hk, Hv // Hk, C, V + K, dtype=k.dtype, device=k.device)
+    torch.mul(grouped(v), beta, out=solved[..., :V])
+    torch.mul(k, decay * beta, out=solved[..., V:])
+    solved = torch.bmm(flat(inverse), flat(solved))
+    return _WithinChunks(
+        corrections=solved[..., V:],
+        new_values=solved[..., :V],
+        queries=flat(q * decay),
+        attention=flat(attention),
+        writes=flat(k * remaining),
+        decay=flat(decay[..., -1:, :]),
+    )
 
 
-def _scan_step(
-    state: torch.Tensor,
-    reads: torch.Tensor,
-    attention: torch.Tensor,
-    new_values: torch.Tensor,
-    writes: torch.Tensor,
-    chunk_decay: torch.Tensor,
-) -> torch.Tensor:
-    """Advance state [active, Hv, V, K] in place by a chunk; returns the chunk's outputs [active, Hv, C, V]."""
-    C = attention.shape[-1]
-    read = reads @ state.transpose(-1, -2)
-    corrected = new_values - read[:, :, :C]
-    out = attention @ corrected
-    out += read[:, :, C:]
-    state.mul_(chunk_decay).add_(corrected.transpose(-1, -2) @ writes)
-    return out
+def _scan_step(state: torch.Tensor, chunk: _WithinChunks, out: torch.Tensor) -> None:
+    """Advance state [.., V, K] in place by a chunk, and write the chunk's outputs [.., C, V]."""
+    transposed = state.transpose(1, 2)
+    new_values = torch.baddbmm(chunk.new_values, chunk.corrections, transposed, alpha=-1)
+    torch.bmm(chunk.queries, transposed, out=out)
+    out.baddbmm_(chunk.attention, new_values)
+    state.mul_(chunk.decay).baddbmm_(new_values.transpose(1, 2), chunk.writes)

@@ -79,6 +79,13 @@ class StepPlan:
         """Sequences that are not decodes."""
         return range(self.num_decodes, self.num_sequences)
 
+    def capture_decodes(self, states: torch.Tensor) -> None:
+        """Copy the decodes' new states [slots, ...] to where they are to be captured."""
+        for i, captures in self.captures.items():
+            if i < self.num_decodes:
+                for _, slot in captures:
+                    states[slot] = states[self.slots[i]]
+
     @property
     def chunks(self) -> Chunks:
         if self._chunks is None:

@@ -155,10 +155,13 @@ def test_a_capture_off_the_grid_is_refused(kernels, offset):
     [([1], [0]), ([2], [9]), ([100], [0]), ([1, 1, 70, 2], [3, 3, 0, 5]), ([1, 1, 1], [3, 3, 3])],
 )
 @pytest.mark.parametrize("width", [2, 4])
-def test_convolution_is_causal_and_keeps_its_tail(kernels, new_tokens, contexts, slots, width):
+@pytest.mark.parametrize("channels_side_by_side", [True, False])
+def test_convolution_is_causal_and_keeps_its_tail(kernels, new_tokens, contexts, slots, width, channels_side_by_side):
     channels = 10
     x, weight = torch.randn(sum(new_tokens), channels), torch.randn(channels, width)
     states = torch.full((SLOTS, channels, width - 1), NAN)
+    if channels_side_by_side:
+        states = states.transpose(1, 2).contiguous().transpose(1, 2)
     used = slots[: len(new_tokens)]
     for slot, context in zip(used, contexts, strict=True):
         if context:
