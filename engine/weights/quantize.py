@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -193,7 +194,12 @@ def _check_destination(dst: Path, needed_bytes: int) -> None:
 @contextmanager
 def _whole_or_nothing(dst: Path) -> Iterator[Path]:
     """A folder beside `dst` that takes its name at the end, or is removed if anything goes wrong, Ctrl-C included."""
-    folder = dst.parent / f".{dst.name}.partial-{os.getpid()}"
+    prefix = f".{dst.name}.partial-"
+    for stale in dst.parent.iterdir():
+        pid = stale.name.removeprefix(prefix)
+        if stale.name.startswith(prefix) and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(stale, ignore_errors=True)  # its process was killed and could not tidy up
+    folder = dst.parent / f"{prefix}{os.getpid()}"
     try:
         folder.mkdir()
         yield folder

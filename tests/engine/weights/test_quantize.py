@@ -251,6 +251,14 @@ def test_an_interruption_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_run_left_is_tidied_up_and_a_living_one_is_left_alone(source: Path, tmp_path: Path) -> None:
+    dead, alive, other = tmp_path / ".out.partial-4194305", tmp_path / ".out.partial-1", tmp_path / ".out.partial-mine"
+    for folder in (dead, alive, other):
+        folder.mkdir()
+    quantize_checkpoint(source, tmp_path / "out")
+    assert {folder.name for folder in tmp_path.iterdir()} == {"out", alive.name, other.name}
+
+
 def test_an_empty_destination_is_filled(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     quantize_checkpoint(source, tmp_path / "out")

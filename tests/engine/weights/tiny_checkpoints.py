@@ -110,7 +110,7 @@ def write_modelopt_mixed(folder: Path, config: Mapping[str, Any] = TINY_CONFIG, 
             groups["W4A16_NVFP4"].append(module)
             tensors |= modelopt_nvfp4_tensors(module, weight, amax=_fused_amax(dense, name))
             tensors[f"{module}.input_scale"] = torch.tensor(0.003)
-            twin[name] = _nvfp4_values(
+            twin[name] = nvfp4_values(
                 tensors[name], tensors[f"{module}.weight_scale"], tensors[f"{module}.weight_scale_2"]
             )
         else:
@@ -144,7 +144,7 @@ def write_llm_compressor(folder: Path, config: Mapping[str, Any] = TINY_CONFIG, 
             tensors |= compressed_nvfp4_tensors(module, weight)
             tensors[f"{module}.input_global_scale"] = torch.tensor([700.0])
             scale, global_scale = tensors[f"{module}.weight_scale"], tensors[f"{module}.weight_global_scale"]
-            twin[name] = _nvfp4_values(tensors[f"{module}.weight_packed"], scale, 1 / global_scale)
+            twin[name] = nvfp4_values(tensors[f"{module}.weight_packed"], scale, 1 / global_scale)
             continue
         tensors[name] = weight
         if name.startswith((LANGUAGE, "lm_head")):
@@ -337,7 +337,8 @@ def _fused_amax(dense: Tensors, name: str) -> torch.Tensor:
     return torch.stack([dense[member].float().abs().amax() for member in members]).amax()
 
 
-def _nvfp4_values(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
+def nvfp4_values(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
+    """float32 [out, in]; the global scale multiplies."""
     rows, columns = packed.shape[0], packed.shape[1] * 2
     values = unpack_fp4_from_uint8(packed, rows, columns, dtype=torch.float32)
     return values * (scale.float() * global_scale).repeat_interleave(16, dim=1)
