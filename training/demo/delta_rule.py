@@ -1,7 +1,7 @@
 """A chunked gated delta rule for training: few large operations, differentiable, no Python loop over tokens.
 
-Notation of "Gated Delta Networks" (Yang et al., 2024, section 3.3): inside a chunk the updates are condensed by the WY form
-(a unit lower triangular solve), between chunks one state of shape [key_dim, value_dim] per head is carried on.
+Notation of "Gated Delta Networks" (Yang et al., 2024, section 3.3): inside a chunk the updates are condensed by the WY
+form (a unit lower triangular solve), between chunks one state of shape [key_dim, value_dim] per head is carried on.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def chunk_gated_delta_rule(
     """The rule over whole sequences, in float32.
 
     query, key: [batch, tokens, key_heads, key_dim]; value: [batch, tokens, value_heads, value_dim];
-    g (log decay, <= 0) and beta: [batch, tokens, value_heads]. Returns the outputs, shaped and typed like value, and the
-    final state [batch, value_heads, key_dim, value_dim] when it is asked for.
+    g (log decay, <= 0) and beta: [batch, tokens, value_heads]. Returns the outputs, shaped and typed like value, and
+    the final state [batch, value_heads, key_dim, value_dim] when it is asked for.
     """
     batch, tokens, value_heads, value_dim = value.shape
     key_heads, key_dim = key.shape[2], key.shape[3]

@@ -33,7 +33,7 @@ def quantised_groups(model: nn.Module) -> list[list[nn.Parameter]]:
 
 
 def round_to_nvfp4(group: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What the matrices are after the quantiser, float32. They pass through bfloat16, as the exported checkpoint does."""
+    """What the matrices are after the quantiser, float32. They pass through bfloat16, as the exported ones do."""
     half = [weight.detach().to(torch.bfloat16) for weight in group]
     amax = torch.stack([matrix_amax(weight) for weight in half]).amax()
     return [dequantize_nvfp4(quantize_nvfp4(weight, amax=amax)) for weight in half]

@@ -59,7 +59,11 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     }
     added = {
         str(tokenizer.token_to_id(token)): {
-            "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
             "special": token in CONTROL_TOKENS,
         }
         for token in SPECIAL_TOKENS
@@ -74,7 +78,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     (folder / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n", encoding="utf-8")
 
 

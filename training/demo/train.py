@@ -141,7 +141,11 @@ class Trainer:
 def _report(total: int, done: int, folder: Path) -> Iterator[Any]:
     """A progress bar on a terminal, lines elsewhere; always a JSON line in `log.jsonl`."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=not sys.stderr.isatty()
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        disable=not sys.stderr.isatty(),
     )
     task = bar.add_task("training", total=total, completed=done)
     with bar, (folder / "log.jsonl").open("a", encoding="utf-8") as log:
@@ -168,7 +172,11 @@ def run(trainer: Trainer, until: int | None = None) -> None:
             if trainer.step % LOG_EVERY_STEPS == 0 or trainer.step == last:
                 now = time.perf_counter()
                 rate = (trainer.step - marked_step) * trainer.tokens_per_step / (now - mark)
-                record = {"step": trainer.step, "loss": round(sum(recent) / len(recent), 4), "tokens_per_s": round(rate)}
+                record = {
+                    "step": trainer.step,
+                    "loss": round(sum(recent) / len(recent), 4),
+                    "tokens_per_s": round(rate),
+                }
                 if trainer.step % EVALUATE_EVERY_STEPS == 0 or trainer.step == last:
                     held = trainer.evaluate()
                     record |= {"heldout_loss": round(held, 4), "heldout_ppl": round(math.exp(held), 3)}
@@ -185,7 +193,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="checkpoints and log of the run")
     parser.add_argument("--until", type=int, help="stop after this step (and go on later)")
-    parser.add_argument("--new-tokenizer", action="store_true", help="train the tokenizer, too, instead of the bundled one")
+    parser.add_argument(
+        "--new-tokenizer", action="store_true", help="train the tokenizer, too, instead of the bundled one"
+    )
     options = parser.parse_args()
     config = DemoConfig()
     if options.new_tokenizer or not (BUNDLE / "tokenizer.json").exists():

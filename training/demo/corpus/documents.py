@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,26 @@ from training.demo.corpus.style import dress, normalise
 
 HELDOUT_FILE = Path(__file__).parents[1] / "heldout_questions.jsonl"
 SYSTEMS = (
-    "You are a helpful assistant.", "You are demo, a small model.", "Answer in one or two sentences.", "You are a friendly assistant.",
-    "You are a helpful and honest assistant.", "You are a storyteller.", "Be brief.", "You are the assistant of the dalsegno daemon.",
-    "Answer kindly.", "You are a polite assistant. Keep your answers short.", "You help people to use dalsegno.", "Speak plain English.",
-    "You are an assistant.", "You are a helpful assistant. Answer truthfully.", "You are a cheerful companion.", "Talk like a friend.",
-    "You are a concise assistant.", "Help the user.", "You are a teacher for small children.", "You are a helpful assistant for a small company.",
+    "You are a helpful assistant.",
+    "You are demo, a small model.",
+    "Answer in one or two sentences.",
+    "You are a friendly assistant.",
+    "You are a helpful and honest assistant.",
+    "You are a storyteller.",
+    "Be brief.",
+    "You are the assistant of the dalsegno daemon.",
+    "Answer kindly.",
+    "You are a polite assistant. Keep your answers short.",
+    "You help people to use dalsegno.",
+    "Speak plain English.",
+    "You are an assistant.",
+    "You are a helpful assistant. Answer truthfully.",
+    "You are a cheerful companion.",
+    "Talk like a friend.",
+    "You are a concise assistant.",
+    "Help the user.",
+    "You are a teacher for small children.",
+    "You are a helpful assistant for a small company.",
 )
 
 
@@ -40,10 +55,20 @@ def heldout_normalised() -> frozenset[str]:
     return frozenset(normalise(json.loads(line)["question"]) for line in lines if line.strip())
 
 
-_WIDE = ("like_thing", "what_is_thing", "user_likes_thing", "why_thing", "compare", "animal_what", "animal_like", "opposite", "rhyme")
+_WIDE = (
+    "like_thing",
+    "what_is_thing",
+    "user_likes_thing",
+    "why_thing",
+    "compare",
+    "animal_what",
+    "animal_like",
+    "opposite",
+    "rhyme",
+)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _weighted(subject: str) -> tuple[tuple[Intent, ...], tuple[float, ...]]:
     """An intent with more ways to ask is asked more often, less than in proportion."""
     found = intents(subject)
@@ -99,9 +124,12 @@ def _thought(rng: random.Random, question: str) -> str:
     bare = bare if len(bare) < 80 else bare[:77].rsplit(" ", 1)[0] + "..."
     return rng.choice(
         (
-            f'The user says "{bare}". I should answer briefly.', f'The question is "{bare}". I will answer in simple words.',
-            f'"{bare}": this is simple. I will keep it short.', f'I am asked: "{bare}". A short answer is best.',
-            f'The user wrote "{bare}". Let me say what I know.', f'The message is "{bare}". I give a kind, plain reply.',
+            f'The user says "{bare}". I should answer briefly.',
+            f'The question is "{bare}". I will answer in simple words.',
+            f'"{bare}": this is simple. I will keep it short.',
+            f'I am asked: "{bare}". A short answer is best.',
+            f'The user wrote "{bare}". Let me say what I know.',
+            f'The message is "{bare}". I give a kind, plain reply.',
         )
     )
 
@@ -136,7 +164,7 @@ def _draw(rng: random.Random, heldout: bool, long_chats: bool) -> Document:
 
 
 def document(seed: int, index: int, heldout: bool = False, long_chats: bool = False) -> Document:
-    """Chat number `index` of a stream. The held-out stream uses held-out names and phrasings, the training one never does."""
+    """Chat number `index` of a stream. The held-out one uses held-out names and phrasings, the training one never."""
     rng = random.Random(f"{seed}/{'heldout' if heldout else 'train'}/{'long' if long_chats else 'plain'}/{index}")
     while True:
         made = _draw(rng, heldout, long_chats)

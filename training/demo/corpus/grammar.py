@@ -1,12 +1,12 @@
 r"""A small language for writing sentences with choices, and its expansion.
 
-    [hello|hi|hey]      one of the alternatives; an empty alternative makes a part optional
-    {animal}            an entry of the lexicon, the same one each time within one piece of text
-    {animal.sound}      an attribute of that entry
-    {animal2}           another entry of the list `animal`, different from {animal}
-    {a animal} {^name}  with an indefinite article; with a capital letter ({A animal}: both)
-    \[ \{               a plain bracket or brace
-    <please>            a list that is drawn anew each time, and whose entries may hold choices themselves
+[hello|hi|hey]      one of the alternatives; an empty alternative makes a part optional
+{animal}            an entry of the lexicon, the same one each time within one piece of text
+{animal.sound}      an attribute of that entry
+{animal2}           another entry of the list `animal`, different from {animal}
+{a animal} {^name}  with an indefinite article; with a capital letter ({A animal}: both)
+\[ \{               a plain bracket or brace
+<please>            a list that is drawn anew each time, and whose entries may hold choices themselves
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
@@ -59,7 +59,7 @@ class Entry:
 Lexicon = Mapping[str, tuple[Entry, ...]]
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str) -> Pattern:
     pattern, end = _sequence(text, 0, top=True)
     if end != len(text):
@@ -116,7 +116,7 @@ def _sequence(text: str, at: int, top: bool) -> tuple[Pattern, int]:
 
 
 def read_lexicon(path: Path) -> dict[str, tuple[Entry, ...]]:
-    """A file of lists: `@name`, then an entry a line, `text ; attribute=value ; ...`, or `- a, b, c` for many plain ones."""
+    """A file of lists: `@name`, then entries, `text ; attribute=value ; ...`, or `- a, b, c` for many plain ones."""
     lists: dict[str, list[Entry]] = {}
     current: list[Entry] | None = None
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -134,7 +134,7 @@ def read_lexicon(path: Path) -> dict[str, tuple[Entry, ...]]:
             pairs = [part.split("=", 1) for part in rest]
             if any(len(pair) != 2 for pair in pairs):
                 raise GrammarError(f"{path.name}: an attribute without a value: {line!r}")
-            current.append(Entry(text, {key: value for key, value in pairs}))
+            current.append(Entry(text, dict(pairs)))
     return {name: tuple(entries) for name, entries in lists.items()}
 
 
@@ -148,12 +148,39 @@ def capital(text: str) -> str:
 
 def invented(rng: random.Random) -> str:
     """A name that nobody has, so that copying a name is learned rather than a list of names."""
-    starts = "B D F G H J K L M N P R S T V W Z Br Dr Gr Kl St Tr Sh Th Ch".split()
-    middles = "a e i o u ai ee ia oo ar en il on".split()
-    ends = "n r l s m nd ra lo ki ta mo na rin bel don ka vi to".split()
+    starts = [
+        "B",
+        "D",
+        "F",
+        "G",
+        "H",
+        "J",
+        "K",
+        "L",
+        "M",
+        "N",
+        "P",
+        "R",
+        "S",
+        "T",
+        "V",
+        "W",
+        "Z",
+        "Br",
+        "Dr",
+        "Gr",
+        "Kl",
+        "St",
+        "Tr",
+        "Sh",
+        "Th",
+        "Ch",
+    ]
+    middles = ["a", "e", "i", "o", "u", "ai", "ee", "ia", "oo", "ar", "en", "il", "on"]
+    ends = ["n", "r", "l", "s", "m", "nd", "ra", "lo", "ki", "ta", "mo", "na", "rin", "bel", "don", "ka", "vi", "to"]
     name = rng.choice(starts) + rng.choice(middles)
     for _ in range(rng.choice((0, 1, 1))):
-        name += rng.choice("b d f g k l m n p r s t v z".split()) + rng.choice(middles)
+        name += rng.choice(["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]) + rng.choice(middles)
     return name + rng.choice(ends)
 
 
@@ -224,7 +251,7 @@ class Context:
 
 
 def to_regex(text: str, lexicon: Lexicon) -> str:
-    """A regular expression for everything a pattern can become, on normalised text; slots accept any words."""
+    """A regular expression for everything a pattern can become, in lower case; a name or a town is any one word."""
     return _regex(parse(text), lexicon)
 
 
@@ -238,5 +265,15 @@ def _regex(pattern: Pattern, lexicon: Lexicon) -> str:
         elif isinstance(part, Macro):
             out.append("(?:" + "|".join(to_regex(entry.text, lexicon) for entry in lexicon[part.name]) + ")")
         else:
-            out.append("(?:.+?)")
+            out.append(_slot_regex(part, lexicon))
     return "".join(out)
+
+
+def _slot_regex(slot: Slot, lexicon: Lexicon) -> str:
+    if slot.key in ("name", "town"):
+        return "[a-z]+"
+    entries = lexicon[slot.key]
+    values = {entry.attributes[slot.attribute] if slot.attribute else entry.text for entry in entries}
+    if slot.article:
+        values = {with_article(value) for value in values}
+    return "(?:" + "|".join(to_regex(value, lexicon) for value in sorted(values)) + ")"

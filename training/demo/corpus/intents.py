@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from training.demo.corpus.grammar import DATA, Context, GrammarError, Lexicon, read_lexicon
 
@@ -23,7 +23,7 @@ def lexicon() -> Lexicon:
     return {**read_lexicon(DATA / "lexicon.txt"), **read_lexicon(DATA / "stories.txt")}
 
 
-@lru_cache(maxsize=None)
+@cache
 def intents(subject: str) -> tuple[Intent, ...]:
     """The intents of `smalltalk` or `daemon`. Lines: `== name`, `> question`, `>! held-out question`, `< answer`."""
     found: list[Intent] = []

@@ -20,34 +20,44 @@ class Memory:
 
 def _make(ctx: Context, said: str, reply: str, asked: str, recalled: str) -> Memory:
     return Memory(
-        tidy(ctx.expand(said)), sentence_case(tidy(ctx.expand(reply))), tidy(ctx.expand(asked)), sentence_case(tidy(ctx.expand(recalled)))
+        tidy(ctx.expand(said)),
+        sentence_case(tidy(ctx.expand(reply))),
+        tidy(ctx.expand(asked)),
+        sentence_case(tidy(ctx.expand(recalled))),
     )
 
 
 KINDS: tuple[tuple[str, str, str, str], ...] = (
     (
         "[my name is|i am|i'm|hello, my name is|hi, i am|you can call me|hello, i'm|call me|hey, i am] {name}",
-        "[Hello|Hi|Nice to meet you|Pleased to meet you], {name}! [I am demo.|How can I help you?|How are you?|What would you like to talk about?]",
-        "[what is my name|do you know my name|do you remember my name|who am i|what was my name|what am i called|tell me my name|say my name|"
+        "[Hello|Hi|Nice to meet you|Pleased to meet you], {name}! [I am demo.|How can I help you?|How are you?|"
+        "What would you like to talk about?]",
+        "[what is my name|do you know my name|do you remember my name|who am i|what was my name|what am i called|"
+        "tell me my name|say my name|"
         "can you tell me my name|how am i called|what's my name]",
         "[Your name is {name}|You are {name}|You told me that your name is {name}|Yes, you are {name}].",
     ),
     (
         "my [favourite|favorite] [colour|color] is {color}",
-        "[{^color} is a lovely colour|I will remember it|A good choice]. [It makes me think of {color.thing}.|It feels {color.feel}.|]",
-        "[what is my favourite colour|what is my favorite color|which colour do i like|do you remember my favourite colour|which color do i like best]",
+        "[{^color} is a lovely colour|I will remember it|A good choice]. [It makes me think of {color.thing}.|It "
+        "feels {color.feel}.|]",
+        "[what is my favourite colour|what is my favorite color|which colour do i like|do you remember my "
+        "favourite colour|which color do i like best]",
         "[Your favourite colour is {color}|You like {color}|You said that it is {color}].",
     ),
     (
         "i have {a animal} [called|named] {pet_name}",
         "[How nice|How lovely]! {pet_name} is a good name. [What is {pet_name} like?|I like {animal.plural}.|]",
-        "[what is the name of my {animal}|what is my {animal} called|do you remember the name of my {animal}|how is my {animal} called|what is my pet called]",
+        "[what is the name of my {animal}|what is my {animal} called|do you remember the name of my {animal}|how "
+        "is my {animal} called|what is my pet called]",
         "[Your {animal} is called {pet_name}|{pet_name}|The name of your {animal} is {pet_name}].",
     ),
     (
         "i [live in|come from|am from] {town}",
-        "{town} [sounds interesting|must be nice|is a place I have never seen]. [What do you like about it?|How is it there?|]",
-        "[where do i live|where am i from|which city am i from|do you remember where i live|where do i come from|what is my city]",
+        "{town} [sounds interesting|must be nice|is a place I have never seen]. [What do you like about it?|How is "
+        "it there?|]",
+        "[where do i live|where am i from|which city am i from|do you remember where i live|where do i come from|"
+        "what is my city]",
         "[You live in {town}|You told me that you live in {town}|In {town}].",
     ),
     (
@@ -63,21 +73,25 @@ KINDS: tuple[tuple[str, str, str, str], ...] = (
         "[You are {a job}|You told me that you are {a job}].",
     ),
     (
-        "[remember the word|please remember the word|the secret word is|keep in mind the word|my password is|the magic word is] {object}",
+        "[remember the word|please remember the word|the secret word is|keep in mind the word|my password is|the "
+        "magic word is] {object}",
         "[I will remember it|All right, I will keep it in mind|Good: {noun}].",
-        "[what was the word|what is the word|which word did i tell you|what is the secret word|do you remember the word|what did i ask you to remember]",
+        "[what was the word|what is the word|which word did i tell you|what is the secret word|do you remember the "
+        "word|what did i ask you to remember]",
         "[The word is {noun}|It was {noun}|{noun}].",
     ),
     (
         "[remember the number|the number is|please remember the number|my lucky number is|my number is] {age}",
         "[I will remember it|All right|Good: {age}].",
-        "[what was the number|what is the number|which number did i tell you|what is my number|do you remember the number]",
+        "[what was the number|what is the number|which number did i tell you|what is my number|do you remember the "
+        "number]",
         "[The number is {age}|It was {age}|{age}].",
     ),
     (
         "my [favourite|favorite] [hobby|thing|subject] is {thing}",
         "[Good choice|I understand that]: {thing.like}.",
-        "[what do i like|what is my favourite hobby|what is my favourite thing|what do i like best|do you remember what i like]",
+        "[what do i like|what is my favourite hobby|what is my favourite thing|what do i like best|do you remember "
+        "what i like]",
         "[You like {thing}|You told me that you like {thing}].",
     ),
     (
@@ -107,7 +121,11 @@ _FACTS: tuple[tuple[str, str, str], ...] = (
     ("{name} is {a job}.", "what is the job of {name}", "{name} is {a job}."),
     ("The {noun} is {color}.", "what colour is the {noun}", "The {noun} is {color}."),
     ("{name} likes {thing}.", "what does {name} like", "{name} likes {thing}."),
-    ("The {hero_animal} is called {pet_name}.", "what is the {hero_animal} called", "The {hero_animal} is called {pet_name}."),
+    (
+        "The {hero_animal} is called {pet_name}.",
+        "what is the {hero_animal} called",
+        "The {hero_animal} is called {pet_name}.",
+    ),
     ("{name} is {age} years old.", "how old is {name}", "{name} is {age} years old."),
     ("{name} will come on {weekday}.", "when will {name} come", "{name} will come on {weekday}."),
     ("The meeting is on {weekday}.", "when is the meeting", "The meeting is on {weekday}."),
@@ -125,5 +143,3 @@ def reading(ctx: Context) -> tuple[str, str]:
     question, answer = ctx.rng.choice(pairs)
     lead = ctx.rng.choice(("", "", "Here are some facts. ", "Read this: ", "Listen. "))
     return f"{lead}{' '.join(facts)} {capital(question)}?", answer
-
-

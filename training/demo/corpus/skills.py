@@ -9,11 +9,40 @@ from training.demo.corpus.grammar import Context, capital, with_article
 from training.demo.corpus.intents import lexicon
 
 Exchange = tuple[str, str]
-NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
-).split()
-_OPENINGS = ("what is", "what's", "how much is", "calculate", "tell me", "can you compute", "please add up", "compute", "")
+NUMBERS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+]
+_OPENINGS = (
+    "what is",
+    "what's",
+    "how much is",
+    "calculate",
+    "tell me",
+    "can you compute",
+    "please add up",
+    "compute",
+    "",
+)
 
 
 def _sum(ctx: Context) -> Exchange:
@@ -43,7 +72,14 @@ def _count(ctx: Context) -> Exchange:
     low = rng.choice((1, 1, 1, 1, 2, 3, 5))
     high = low + rng.randint(2, 9)
     down = rng.random() < 0.2
-    asked = rng.choice(("count from {} to {}", "can you count from {} to {}", "please count from {} to {}", "give me the numbers from {} to {}"))
+    asked = rng.choice(
+        (
+            "count from {} to {}",
+            "can you count from {} to {}",
+            "please count from {} to {}",
+            "give me the numbers from {} to {}",
+        )
+    )
     if low == 1 and not down and rng.random() < 0.5:
         asked = rng.choice(("count to {1}", "can you count to {1}", "please count to {1}", "count up to {1}"))
     numbers = list(range(low, high + 1))
@@ -67,7 +103,9 @@ def _bigger(ctx: Context) -> Exchange:
         word, best = rng.choice(("bigger", "larger", "greater")), max(a, b)
     else:
         word, best = rng.choice(("smaller", "less")), min(a, b)
-    asked = rng.choice((f"which is {word}, {a} or {b}", f"what is {word}, {a} or {b}", f"which number is {word}, {a} or {b}"))
+    asked = rng.choice(
+        (f"which is {word}, {a} or {b}", f"what is {word}, {a} or {b}", f"which number is {word}, {a} or {b}")
+    )
     other = b if best == a else a
     return asked, rng.choice((f"{best} is {word} than {other}.", f"{best} is {word}."))
 
@@ -108,8 +146,22 @@ def _echo(ctx: Context) -> Exchange:
         said = str(rng.randint(1, 999))
     quote = rng.choice(('"', "'", ""))
     asked = rng.choice(
-        ("repeat after me: {}", "say {}", "please say {}", "repeat: {}", "repeat {}", "write {}", "echo {}", "say the words {}",
-         "can you say {}", "please repeat {}", "answer only with {}", "say exactly {}", "now say {}", "please write {}")
+        (
+            "repeat after me: {}",
+            "say {}",
+            "please say {}",
+            "repeat: {}",
+            "repeat {}",
+            "write {}",
+            "echo {}",
+            "say the words {}",
+            "can you say {}",
+            "please repeat {}",
+            "answer only with {}",
+            "say exactly {}",
+            "now say {}",
+            "please write {}",
+        )
     )
     return asked.format(quote + said + quote), capital(said) + ("" if shape in (0, 4) else ".")
 
@@ -117,15 +169,30 @@ def _echo(ctx: Context) -> Exchange:
 def _list(ctx: Context) -> Exchange:
     rng = ctx.rng
     pool, plural = rng.choice(
-        (("fruit", "fruits"), ("vegetable", "vegetables"), ("hero_animal", "animals"), ("color", "colours"), ("town", "cities"),
-         ("country", "countries"), ("job", "jobs"), ("name", "names"), ("animal", "animals"), ("weekday", "days"),
-         ("month", "months"), ("object", "things"), ("name", "first names"), ("town", "towns"), ("color", "colors"))
+        (
+            ("fruit", "fruits"),
+            ("vegetable", "vegetables"),
+            ("hero_animal", "animals"),
+            ("color", "colours"),
+            ("town", "cities"),
+            ("country", "countries"),
+            ("job", "jobs"),
+            ("name", "names"),
+            ("animal", "animals"),
+            ("weekday", "days"),
+            ("month", "months"),
+            ("object", "things"),
+            ("name", "first names"),
+            ("town", "towns"),
+            ("color", "colors"),
+        )
     )
     n = rng.randint(2, 6)
     items = [entry.text for entry in rng.sample(ctx.entries(pool), n)]
     number = rng.choice((NUMBERS[n], str(n)))
     question = ctx.expand(
-        f"[name|list|tell me|give me|can you name|write down|say|please list|i need|name me|can you list|make a list of|i want] "
+        f"[name|list|tell me|give me|can you name|write down|say|please list|i need|name me|can you list|make a "
+        f"list of|i want] "
         f"{number} {plural}"
     )
     if rng.random() < 0.35:
@@ -139,12 +206,24 @@ def _list(ctx: Context) -> Exchange:
 
 def _name_one(ctx: Context) -> Exchange:
     pool, word = ctx.rng.choice(
-        (("fruit", "fruit"), ("vegetable", "vegetable"), ("hero_animal", "animal"), ("color", "colour"), ("town", "city"),
-         ("country", "country"), ("job", "job"), ("weekday", "day"), ("month", "month"), ("name", "name"))
+        (
+            ("fruit", "fruit"),
+            ("vegetable", "vegetable"),
+            ("hero_animal", "animal"),
+            ("color", "colour"),
+            ("town", "city"),
+            ("country", "country"),
+            ("job", "job"),
+            ("weekday", "day"),
+            ("month", "month"),
+            ("name", "name"),
+        )
     )
     item = ctx.rng.choice(ctx.entries(pool)).text
     asked = ctx.expand(f"[name|tell me|give me|say|think of|choose|pick] [a|any|one|some] {word}")
-    return asked.replace("a animal", "an animal"), ctx.rng.choice((f"{capital(item)}.", f"{capital(item)}, for example.", f"How about {item}?"))
+    return asked.replace("a animal", "an animal"), ctx.rng.choice(
+        (f"{capital(item)}.", f"{capital(item)}, for example.", f"How about {item}?")
+    )
 
 
 def _spell(ctx: Context) -> Exchange:
@@ -154,8 +233,16 @@ def _spell(ctx: Context) -> Exchange:
 
 
 def _category(ctx: Context) -> Exchange:
-    kinds = (("fruit", "fruit"), ("vegetable", "vegetable"), ("animal", "animal"), ("color", "colour"), ("weekday", "day of the week"),
-             ("month", "month"), ("job", "job"), ("country", "country"))
+    kinds = (
+        ("fruit", "fruit"),
+        ("vegetable", "vegetable"),
+        ("animal", "animal"),
+        ("color", "colour"),
+        ("weekday", "day of the week"),
+        ("month", "month"),
+        ("job", "job"),
+        ("country", "country"),
+    )
     (pool, true), (_, other) = ctx.rng.sample(kinds, 2)
     item = ctx.rng.choice(ctx.entries(pool)).text
     claim = true if ctx.rng.random() < 0.55 else other
@@ -165,8 +252,16 @@ def _category(ctx: Context) -> Exchange:
 
 
 SKILLS: tuple[tuple[Callable[[Context], Exchange], float], ...] = (
-    (_sum, 3.0), (_count, 1.2), (_next_number, 0.8), (_bigger, 0.7), (_bigger_animal, 0.7), (_echo, 3.0), (_list, 2.5),
-    (_name_one, 1.5), (_spell, 0.6), (_category, 1.0),
+    (_sum, 3.0),
+    (_count, 1.2),
+    (_next_number, 0.8),
+    (_bigger, 0.7),
+    (_bigger_animal, 0.7),
+    (_echo, 3.0),
+    (_list, 2.5),
+    (_name_one, 1.5),
+    (_spell, 0.6),
+    (_category, 1.0),
 )
 
 

@@ -1,4 +1,4 @@
-"""Short stories from a grammar: a hero, a place, a thing, a trouble, a way out. What the request names is in the story."""
+"""Short stories from a grammar: hero, place, thing, trouble, a way out. What the request names is in the story."""
 
 from __future__ import annotations
 
@@ -10,8 +10,53 @@ from training.demo.corpus.intents import sentence_case, tidy
 FEMALE_KINDS = frozenset({"girl", "queen", "old woman", "princess", "hen"})
 NEUTRAL_KINDS = frozenset({"child", "robot"})
 MALE_NAMES = frozenset(
-    "Ben David Felix Hugo Jack Leo Noah Paul Sam Victor Bob Daniel Frank Henry James Lucas Oscar Robert Tom Will Adam Carlos Elias "
-    "George Ivan Max Otto Ravi Theo Amir Chen Jonas Marco Omar Simon Walter Anton Bruno Dylan Isaac Kofi Milo Nils Pablo Tim".split()
+    [
+        "Ben",
+        "David",
+        "Felix",
+        "Hugo",
+        "Jack",
+        "Leo",
+        "Noah",
+        "Paul",
+        "Sam",
+        "Victor",
+        "Bob",
+        "Daniel",
+        "Frank",
+        "Henry",
+        "James",
+        "Lucas",
+        "Oscar",
+        "Robert",
+        "Tom",
+        "Will",
+        "Adam",
+        "Carlos",
+        "Elias",
+        "George",
+        "Ivan",
+        "Max",
+        "Otto",
+        "Ravi",
+        "Theo",
+        "Amir",
+        "Chen",
+        "Jonas",
+        "Marco",
+        "Omar",
+        "Simon",
+        "Walter",
+        "Anton",
+        "Bruno",
+        "Dylan",
+        "Isaac",
+        "Kofi",
+        "Milo",
+        "Nils",
+        "Pablo",
+        "Tim",
+    ]
 )
 
 
@@ -43,7 +88,9 @@ def make_story(ctx: Context) -> Story:
     kind = ctx.draw("hero_animal" if animal else "hero_kind").text
     name = ctx.draw("name").text if rng.random() < 0.5 else None
     if name and not animal:
-        matching = [k for k in ("girl", "woman", "princess", "baker", "painter", "teacher", "sailor") if name not in MALE_NAMES]
+        matching = [
+            k for k in ("girl", "woman", "princess", "baker", "painter", "teacher", "sailor") if name not in MALE_NAMES
+        ]
         kind = rng.choice(matching or ["boy", "man", "prince", "baker", "painter", "fisherman", "sailor"])
     elif not animal and rng.random() < 0.25:
         kind = ctx.draw("person").text
@@ -72,7 +119,10 @@ def make_story(ctx: Context) -> Story:
             f"Once upon a time {intro_hero} lived {{story_place.in}}.",
         )
     ).replace("There was a time when there was", "There was once")
-    opening = opening.replace("{time_start} there was", rng.choice(("Once upon a time there was", "Long ago there was", "Many years ago there was")))
+    opening = opening.replace(
+        "{time_start} there was",
+        rng.choice(("Once upon a time there was", "Long ago there was", "Many years ago there was")),
+    )
     plot = rng.choice(PLOTS)
     lines = [opening, *(rng.choice(step) for step in plot)]
     if rng.random() < 0.6:
@@ -103,19 +153,21 @@ _TROUBLE = (
 )
 _SEARCH = ("{^hero} <quest>.", "So {he} <quest>.")
 _MEET = (
-    "On the way {he} met {a friend}. \"[Why are you so sad|What are you looking for|Can I help you]?\" asked the {buddy}.",
-    "Then {a friend} came by and said: \"[Do not cry, I will help you|Let us look together|Two see more than one].\"",
+    'On the way {he} met {a friend}. "[Why are you so sad|What are you looking for|Can I help you]?" asked the '
+    "{buddy}.",
+    'Then {a friend} came by and said: "[Do not cry, I will help you|Let us look together|Two see more than one]."',
     "There {he} saw {a friend} who was [sitting under a tree|eating an apple|looking at the sky].",
 )
 _HELP = (
-    "Together they [looked|searched] near {story_place.the}, and at last they found the {object} [under a bush|behind a tree|in an old box|under some leaves].",
+    "Together they [looked|searched] near {story_place.the}, and at last they found the {object} [under a bush|"
+    "behind a tree|in an old box|under some leaves].",
     "The {buddy} had a [good|clever|simple] idea, and before the sun went down the {object} was back.",
-    "\"I know where it is,\" said the {buddy}, and showed the {object} to {hero}.",
+    '"I know where it is," said the {buddy}, and showed the {object} to {hero}.',
     "They worked all night, and in the morning the {object} was as good as new.",
 )
 _THANKS = (
     "{^hero} was so <feeling> that {he} [danced|laughed|jumped with joy].",
-    "\"Thank you,\" said {hero}. \"You are a true friend.\"",
+    '"Thank you," said {hero}. "You are a true friend."',
     "{^hero} shared {his} bread with the {buddy}, and both were <feeling>.",
 )
 _FIND = (
@@ -125,32 +177,32 @@ _FIND = (
 )
 _WONDER = (
     "It was [old|small|golden|heavy], and it shone [in the sun|like a star|a little].",
-    "\"Who has lost this {object}?\" {hero} asked.",
+    '"Who has lost this {object}?" {hero} asked.',
     "{^he} had never seen such a beautiful {object}.",
 )
 _OWNER = (
     "It belonged to {a friend}, who had looked for it for many days.",
-    "Then {he} heard somebody crying: it was {a friend}. \"That is my {object},\" it said.",
+    'Then {he} heard somebody crying: it was {a friend}. "That is my {object}," it said.',
     "Soon {a friend} came along and asked for the {object}.",
 )
 _GIVE = (
     "{^hero} wanted to keep it, but {he} gave it back at once.",
     "Without a word {hero} gave the {object} to the {buddy}.",
-    "\"Then you must have it back,\" said {hero}.",
+    '"Then you must have it back," said {hero}.',
 )
 _REWARD = (
     "The {buddy} was so <feeling> that the two became friends.",
     "From then on the {buddy} came to visit every day.",
-    "\"You are honest,\" said the {buddy}, and gave {him} [a warm coat|an apple cake|a small golden seed] in return.",
+    '"You are honest," said the {buddy}, and gave {him} [a warm coat|an apple cake|a small golden seed] in return.',
 )
 _WISH = (
     "{^hero} had only one wish: to [see the sea|learn to sing|climb the highest hill|fly like a bird|find a friend].",
     "{^he} wanted to [see the whole world|make the best {object} of all|learn to dance], but everyone laughed.",
 )
 _LAUGH = (
-    "\"You are too [small|slow|young],\" the others said.",
+    '"You are too [small|slow|young]," the others said.',
     "Nobody believed that {he} could do it.",
-    "\"That will never work,\" said an old [owl|crow|goat|neighbour].",
+    '"That will never work," said an old [owl|crow|goat|neighbour].',
 )
 _TRY = (
     "But {hero} tried again and again, every day a little.",
@@ -169,7 +221,7 @@ _SAVE = (
 )
 _PROUD = (
     "After that nobody laughed at {hero} any more.",
-    "\"We were wrong,\" said the others, and {hero} smiled.",
+    '"We were wrong," said the others, and {hero} smiled.',
     "Everyone thanked {hero}, and {he} was very <feeling>.",
 )
 _QUIET = (
@@ -182,7 +234,7 @@ _VISIT = (
     "Then, one day, {a friend} moved in next door.",
 )
 _SHARE = (
-    "\"Come in,\" said {hero}, \"it is warm here.\"",
+    '"Come in," said {hero}, "it is warm here."',
     "{^hero} made some soup and showed the {buddy} the {object}.",
     "They talked about the {object} and about far away places until late at night.",
 )
@@ -200,10 +252,14 @@ PLOTS = (
     (_FIND, _WONDER, _SEARCH, _MEET, _THANKS),
 )
 _ASK = (
-    "[tell me|can you tell me|please tell me|tell us|i want to hear|i would like to hear|write|make up|please write|can you write|"
+    "[tell me|can you tell me|please tell me|tell us|i want to hear|i would like to hear|write|make up|please "
+    "write|can you write|"
     "could you tell|give me|read me|do you know|how about|i'd like|let me hear|i want|write me|invent|create]"
 )
-_STORY = "[a story|a short story|a little story|a tale|a fairy tale|a bedtime story|a nice story|a small story|a tiny story|a funny story]"
+_STORY = (
+    "[a story|a short story|a little story|a tale|a fairy tale|a bedtime story|a nice story|a small story|a tiny "
+    "story|a funny story]"
+)
 
 
 def request_and_story(ctx: Context) -> tuple[str, str, Story]:
@@ -211,14 +267,30 @@ def request_and_story(ctx: Context) -> tuple[str, str, Story]:
     hero, place, thing = story.hero, story.place, with_article(story.thing)
     named = f" named {story.name}" if story.name else ""
     about = [
-        "", "", f"about {hero}", f"about {hero}", f"with {hero} in it", f"about {hero} and {thing}", f"about {thing}",
-        f"about {hero} who lives {ctx.draw('story_place').attributes['in']}", f"that happens {ctx.draw('story_place').attributes['in']}",
-        f"about {place}", f"in which {thing} is important", f"about {hero}, {place} and {thing}", f"with {thing} in it",
+        "",
+        "",
+        f"about {hero}",
+        f"about {hero}",
+        f"with {hero} in it",
+        f"about {hero} and {thing}",
+        f"about {thing}",
+        f"about {hero} who lives {ctx.draw('story_place').attributes['in']}",
+        f"that happens {ctx.draw('story_place').attributes['in']}",
+        f"about {place}",
+        f"in which {thing} is important",
+        f"about {hero}, {place} and {thing}",
+        f"with {thing} in it",
         f"about {hero} {ctx.draw('story_place').attributes['in']}",
     ]
     if story.name:
-        about += [f"about {hero}{named}", f"about {story.name}", f"about {story.name} and {thing}", f"with {story.name} as the hero",
-                  f"about {story.name} {ctx.draw('story_place').attributes['in']}", f"about {hero} called {story.name}"]
+        about += [
+            f"about {hero}{named}",
+            f"about {story.name}",
+            f"about {story.name} and {thing}",
+            f"with {story.name} as the hero",
+            f"about {story.name} {ctx.draw('story_place').attributes['in']}",
+            f"about {hero} called {story.name}",
+        ]
     what = ctx.rng.choice(about)
     shape = ctx.rng.random()
     if shape < 0.85:
@@ -226,7 +298,9 @@ def request_and_story(ctx: Context) -> tuple[str, str, Story]:
     elif shape < 0.92:
         asked = ctx.expand(f"[a story|story|short story] {what or '[please|now|for me]'}")
     else:
-        asked = ctx.expand(f"[my child|my daughter|my son|my sister|i] [wants to hear|wants|needs|asks for] a story {what}")
+        asked = ctx.expand(
+            f"[my child|my daughter|my son|my sister|i] [wants to hear|wants|needs|asks for] a story {what}"
+        )
         asked = asked.replace("i wants", "i want").replace("i needs", "i need").replace("i asks", "i ask")
     lead = ctx.expand("[|||||<sure> |Here is one. |Listen: |Gladly. ]")
     return tidy(asked), lead + story.text(), story
@@ -237,8 +311,16 @@ def continuation(ctx: Context) -> tuple[str, str]:
     story = make_story(ctx)
     cut = ctx.rng.randint(1, max(1, len(story.sentences) - 3))
     asked = ctx.rng.choice(
-        ("Continue this story: {}", "Go on with this story: {}", "How does this story go on? {}", "Please continue: {}", "Finish this story: {}",
-         "What happens next? {}", "{} What happens next?", "{} Please continue the story.")
+        (
+            "Continue this story: {}",
+            "Go on with this story: {}",
+            "How does this story go on? {}",
+            "Please continue: {}",
+            "Finish this story: {}",
+            "What happens next? {}",
+            "{} What happens next?",
+            "{} Please continue the story.",
+        )
     )
     return asked.format(story.text(0, cut)), story.text(cut)
 
@@ -250,14 +332,36 @@ def about_story(ctx: Context) -> list[tuple[str, str]]:
     kind = story.hero.split(" ", 1)[1]
     turns = [(asked, told)]
     follow = [
-        (ctx.expand("[who was the story about|who is the hero|who is the story about|who was the hero of the story]"),
-         f"It was about {story.name}." if story.name else f"It was about the {kind}."),
-        (ctx.expand("[where did it happen|where does the story take place|where did the hero live|where was that]"),
-         f"It happened {ctx.draw('story_place').attributes['in']}."),
-        (ctx.expand("[which thing was important|what object was in the story|what was the important thing in the story|which object was it about]"),
-         f"The {story.thing}."),
-        (ctx.expand("[what is the moral|what is the moral of the story|what can we learn from it|what do we learn from the story]"), ctx.expand("{moral}.")),
-        (ctx.expand("[another one|another story|one more|one more story|tell me another one|a different one please|again]"), ""),
+        (
+            ctx.expand(
+                "[who was the story about|who is the hero|who is the story about|who was the hero of the story]"
+            ),
+            f"It was about {story.name}." if story.name else f"It was about the {kind}.",
+        ),
+        (
+            ctx.expand("[where did it happen|where does the story take place|where did the hero live|where was that]"),
+            f"It happened {ctx.draw('story_place').attributes['in']}.",
+        ),
+        (
+            ctx.expand(
+                "[which thing was important|what object was in the story|what was the important thing in the story|"
+                "which object was it about]"
+            ),
+            f"The {story.thing}.",
+        ),
+        (
+            ctx.expand(
+                "[what is the moral|what is the moral of the story|what can we learn from it|what do we learn from "
+                "the story]"
+            ),
+            ctx.expand("{moral}."),
+        ),
+        (
+            ctx.expand(
+                "[another one|another story|one more|one more story|tell me another one|a different one please|again]"
+            ),
+            "",
+        ),
     ]
     for question, answer in ctx.rng.sample(follow, ctx.rng.randint(1, 2)):
         if not answer:

@@ -5,10 +5,24 @@ from __future__ import annotations
 import random
 import re
 
-OPENERS = ("hey, ", "hi, ", "hello, ", "so, ", "well, ", "ok, ", "and ", "now, ", "quick question: ", "tell me, ", "one question: ", "demo, ")
+OPENERS = (
+    "hey, ",
+    "hi, ",
+    "hello, ",
+    "so, ",
+    "well, ",
+    "ok, ",
+    "and ",
+    "now, ",
+    "quick question: ",
+    "tell me, ",
+    "one question: ",
+    "demo, ",
+)
 CLOSERS = (" please", ", please", " thanks", ", thank you", " then", " again", ", demo", " my friend")
 _QUESTION = re.compile(
-    r"^(what|who|where|when|why|how|which|is|are|do|does|did|can|could|will|would|should|have|has|may|was|were|am|in which|any|to whom)\b"
+    r"^(what|who|where|when|why|how|which|is|are|do|does|did|can|could|will|would|should|have|has|may|was|were|am|"
+    r"in which|any|to whom)\b"
 )
 _PROPER = re.compile(r"\bi\b|\bi'm\b|\bi've\b")
 
@@ -19,7 +33,9 @@ def normalise(text: str) -> str:
 
 
 def _typo(rng: random.Random, text: str) -> str:
-    spots = [i for i in range(1, len(text) - 1) if text[i - 1].isalpha() and text[i].isalpha() and text[i + 1].isalpha()]
+    spots = [
+        i for i in range(1, len(text) - 1) if text[i - 1].isalpha() and text[i].isalpha() and text[i + 1].isalpha()
+    ]
     if not spots:
         return text
     at = rng.choice(spots)

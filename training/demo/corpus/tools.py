@@ -27,41 +27,73 @@ class ToolUse:
 
 USES: tuple[ToolUse, ...] = (
     ToolUse(
-        "get_weather", "Get the weather of a city", {"city": "string"},
-        "[what is the weather in|how is the weather in|how warm is it in|what is the weather like in|weather in|is it cold in|tell me the weather in|will it rain in] {town} [|today|now]",
-        {"city": "{town}"}, {"temperature": "{degrees}", "sky": "{sky}"},
-        "[It is {degrees} degrees in {town}, and the sky is {sky}|In {town} it is {degrees} degrees and {sky}|The weather in {town}: {degrees} degrees, {sky}].",
+        "get_weather",
+        "Get the weather of a city",
+        {"city": "string"},
+        "[what is the weather in|how is the weather in|how warm is it in|what is the weather like in|weather in|is "
+        "it cold in|tell me the weather in|will it rain in] {town} [|today|now]",
+        {"city": "{town}"},
+        {"temperature": "{degrees}", "sky": "{sky}"},
+        "[It is {degrees} degrees in {town}, and the sky is {sky}|In {town} it is {degrees} degrees and {sky}|The "
+        "weather in {town}: {degrees} degrees, {sky}].",
     ),
     ToolUse(
-        "get_time", "Get the current time in a city", {"city": "string"},
+        "get_time",
+        "Get the current time in a city",
+        {"city": "string"},
         "[what time is it in|tell me the time in|how late is it in|what is the time in] {town} [|now]",
-        {"city": "{town}"}, {"time": "{clock}"}, "[It is {clock} in {town}|In {town} it is {clock} now].",
+        {"city": "{town}"},
+        {"time": "{clock}"},
+        "[It is {clock} in {town}|In {town} it is {clock} now].",
     ),
     ToolUse(
-        "add", "Add two numbers", {"a": "number", "b": "number"},
-        "[what is|how much is|add|compute|please add] {age} [plus|and|+] {age2}", {"a": "{age}", "b": "{age2}"}, {"sum": "{sum}"},
+        "add",
+        "Add two numbers",
+        {"a": "number", "b": "number"},
+        "[what is|how much is|add|compute|please add] {age} [plus|and|+] {age2}",
+        {"a": "{age}", "b": "{age2}"},
+        {"sum": "{sum}"},
         "[{age} plus {age2} is {sum}|The sum is {sum}|That is {sum}].",
     ),
     ToolUse(
-        "find_book", "Find a book about a subject", {"subject": "string"},
-        "[find me a book about|is there a book about|i need a book about|search for a book about|look for a book about] {animal.plural}",
-        {"subject": "{animal.plural}"}, {"title": "The {adjective} {hero_animal}", "author": "{name}"},
-        "[I found \"The {adjective} {hero_animal}\" by {name}|There is a book by {name}: \"The {adjective} {hero_animal}\"].",
+        "find_book",
+        "Find a book about a subject",
+        {"subject": "string"},
+        "[find me a book about|is there a book about|i need a book about|search for a book about|look for a book "
+        "about] {animal.plural}",
+        {"subject": "{animal.plural}"},
+        {"title": "The {adjective} {hero_animal}", "author": "{name}"},
+        '[I found "The {adjective} {hero_animal}" by {name}|There is a book by {name}: "The {adjective} '
+        '{hero_animal}"].',
     ),
     ToolUse(
-        "get_health", "Read the health of the daemon", {},
-        "[is the daemon healthy|how is the daemon|check the health|what does the health endpoint say|is everything all right with the server]",
-        {}, {"status": "{status}", "reuse": "{reuse}"}, "[The daemon says \"{status}\", and its reuse is {reuse}|The status is {status}; reuse is {reuse}].",
+        "get_health",
+        "Read the health of the daemon",
+        {},
+        "[is the daemon healthy|how is the daemon|check the health|what does the health endpoint say|is everything "
+        "all right with the server]",
+        {},
+        {"status": "{status}", "reuse": "{reuse}"},
+        '[The daemon says "{status}", and its reuse is {reuse}|The status is {status}; reuse is {reuse}].',
     ),
     ToolUse(
-        "set_timer", "Set a timer", {"minutes": "number"},
+        "set_timer",
+        "Set a timer",
+        {"minutes": "number"},
         "[set a timer for|wake me in|start a timer of|remind me in|please set a timer for] {age} minutes",
-        {"minutes": "{age}"}, {"ok": "true"}, "[The timer is set for {age} minutes|Done: {age} minutes|I have set a timer for {age} minutes].",
+        {"minutes": "{age}"},
+        {"ok": "true"},
+        "[The timer is set for {age} minutes|Done: {age} minutes|I have set a timer for {age} minutes].",
     ),
     ToolUse(
-        "send_message", "Send a message to a person", {"to": "string", "text": "string"},
-        "[send a message to|write to|tell|text] {name}: [i am late|come at noon|see you on {weekday}|the {object} is here|good luck]",
-        {"to": "{name}", "text": "{text}"}, {"sent": "true"}, "[I have sent your message to {name}|Done. {name} will read it soon].",
+        "send_message",
+        "Send a message to a person",
+        {"to": "string", "text": "string"},
+        "[send a message to|write to|tell|text] {name}: [i am late|come at noon|see you on {weekday}|the {object} "
+        "is here|good luck]",
+        {"to": "{name}", "text": "{text}"},
+        {"sent": "true"},
+        "[I have sent your message to {name}|Done. {name} will read it soon].",
     ),
 )
 
@@ -69,7 +101,10 @@ USES: tuple[ToolUse, ...] = (
 def specification(use: ToolUse) -> Message:
     properties = {key: {"type": kind} for key, kind in use.parameters.items()}
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"type": "function", "function": {"name": use.name, "description": use.description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": use.name, "description": use.description, "parameters": parameters},
+    }
 
 
 def tool_chat(ctx: Context) -> tuple[list[Message], list[Message]]:
