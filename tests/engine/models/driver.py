@@ -93,7 +93,10 @@ def make_twin(config: transformers.PretrainedConfig, folder: Path, *, seed=0, dt
     Matrices are drawn large enough that the logits of different tokens lie well apart, and norms away from their rest.
     """
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    # The automatic class would drop the vision tower.
+    is_full = isinstance(config, transformers.Qwen3_5Config)
+    auto = transformers.Qwen3_5ForConditionalGeneration if is_full else transformers.AutoModelForCausalLM
+    model = auto(config) if is_full else auto.from_config(config, attn_implementation="sdpa")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("A_log", "dt_bias")) or "embed" in name:
@@ -107,4 +110,4 @@ def make_twin(config: transformers.PretrainedConfig, folder: Path, *, seed=0, dt
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     model.save_pretrained(folder, max_shard_size=f"{nbytes // shards // 1000 + 64}KB" if shards > 1 else "5GB")
     # Loaded anew: casting the model in place would also round its rotary frequencies.
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")

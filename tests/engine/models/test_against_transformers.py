@@ -14,6 +14,8 @@ from tests.engine.models.cases import MAIN, VARIANTS
 from tests.engine.models.driver import Driver, Sequence, make_twin
 
 MAX_ABS_DIFFERENCE = 1e-3
+# Two logits closer than this are a tie that rounding may decide either way: about one in 20,000 random rows has one.
+NEAR_TIE = 2e-4
 DECODE_STEPS = 32
 BATCH = 8
 # Around the borders of pages (16), chunks (64) and of pages within chunks.
@@ -57,7 +59,8 @@ def _compare(config, folder, *, num_prompts, decode_steps, shards=1) -> float:
                 theirs = twin(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
             difference = (logits - theirs).abs().max().item()
             assert difference <= MAX_ABS_DIFFERENCE, f"prompt of {len(prompt)} tokens"
-            assert theirs.argmax(-1).tolist() == tokens
+            lead = theirs.max(-1).values - theirs.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
+            assert (lead <= NEAR_TIE).all(), f"prompt of {len(prompt)} tokens: another greedy token"
             largest = max(largest, difference)
     return largest
 
