@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +23,10 @@ def event(content: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Streams `events` with a comment after each silence; closes them when they end or the reader leaves."""
+    """Streams `events` with a comment after each silence; closes them when they end or the reader leaves.
+
+    Raises ClientDisconnect when the reader left before the end.
+    """
 
     media_type = "text/event-stream"
 
@@ -41,13 +45,15 @@ class EventStream(Response):
         helpers.append(asyncio.create_task(until_disconnect(receive)))
         try:
             await asyncio.wait([pump, *helpers], return_when=asyncio.FIRST_COMPLETED)
+            is_whole = pump.done()
         finally:
             for task in (pump, *helpers):
                 task.cancel()
             await asyncio.gather(pump, *helpers, return_exceptions=True)
             await self._events.aclose()
-        if not pump.cancelled():
-            pump.result()
+        if not is_whole:
+            raise ClientDisconnect
+        pump.result()
 
     async def _pump(self, writer: _Writer) -> None:
         async for chunk in self._events:

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from server.sse import COMMENT, EventStream, event
 
@@ -68,7 +69,8 @@ async def test_a_client_that_leaves_closes_the_events():
     task = client.listen_to(EventStream(events()))
     await client.received.wait()
     client.left.set()
-    await task
+    with pytest.raises(ClientDisconnect):
+        await task
     assert closed.is_set()
 
 
@@ -92,7 +94,8 @@ async def test_a_client_that_stops_reading_and_then_leaves_closes_the_events():
     task = client.listen_to(stream)
     await client.received.wait()
     client.left.set()
-    await task
+    with pytest.raises(ClientDisconnect):
+        await task
     assert closed.is_set()
     assert stream is not None  # still held, so that nothing but the stream itself has closed them
 
@@ -101,7 +104,8 @@ async def test_a_client_that_leaves_while_nothing_was_asked_yet_closes_the_event
     client = Client()
     client.left.set()
     stream = EventStream(never_asked())
-    await client.listen_to(stream)
+    with pytest.raises(ClientDisconnect):
+        await client.listen_to(stream)
     with pytest.raises(StopAsyncIteration):
         await anext(stream._events)
 
