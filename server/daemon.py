@@ -15,8 +15,8 @@ from server.errors import ApiError
 from server.sampling import SamplingDefaults
 from server.settings import Auto, Settings
 
-DRAIN_LIMIT_SECONDS = 30.0
-"""How long running requests may take to finish after SIGTERM."""
+DRAIN_LIMIT_SECONDS = 25.0
+"""How long running requests may take to finish after SIGTERM; Kubernetes kills after 30."""
 
 
 class Daemon:

@@ -95,9 +95,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http_error(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, HTTPException)
+        allowed = (error.headers or {}).get("allow", "another method")
         messages = {
-            404: f"there is nothing at {request.url.path}; see /docs",
-            405: f"{request.method} is not allowed at {request.url.path}",
+            404: "there is nothing at this path; /docs lists what there is",
+            405: f"{request.method} is not allowed here; expected {allowed}",
         }
         message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, headers=error.headers).response()

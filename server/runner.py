@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
@@ -55,7 +56,7 @@ async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         if await _start(daemon, asked_to_stop, url_of(listener)):
-            await _first_of(asked_to_stop.wait(), serving)
+            await _until(serving, asked_to_stop)
             await _drain(daemon, hurried)
     finally:
         await daemon.stop()
@@ -67,7 +68,7 @@ async def _start(daemon: Daemon, asked_to_stop: asyncio.Event, url: str) -> bool
     """Load the model; False when a signal came first."""
     started = time.monotonic()
     loading = asyncio.create_task(daemon.start())
-    await _first_of(loading, asked_to_stop.wait())
+    await _until(loading, asked_to_stop)
     if not loading.done():
         loading.cancel()
         return False
@@ -79,7 +80,7 @@ async def _start(daemon: Daemon, asked_to_stop: asyncio.Event, url: str) -> bool
 async def _drain(daemon: Daemon, hurried: asyncio.Event) -> None:
     logger.info("draining: no new requests; running ones may take %.0f s", DRAIN_LIMIT_SECONDS)
     draining = asyncio.create_task(daemon.drain())
-    await _first_of(draining, hurried.wait())
+    await _until(draining, hurried)
     if not draining.done():
         draining.cancel()
         logger.warning("a second signal: running requests end now")
@@ -116,9 +117,10 @@ def _catch_signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
-async def _first_of(*waited: asyncio.Task[object] | object) -> None:
-    """Wait until one is done; tasks go on, bare coroutines that are left over are cancelled."""
-    tasks = {item if isinstance(item, asyncio.Task) else asyncio.ensure_future(item) for item in waited}  # type: ignore[call-overload]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks - {item for item in waited if isinstance(item, asyncio.Task)}:
-        task.cancel()
+async def _until(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Wait until the task is done or the event is set, whichever comes first."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
