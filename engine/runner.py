@@ -12,7 +12,7 @@ from engine.storage import ModelState
 
 
 class Runner:
-    """Owns the model's state. Mutable: `run` and `reset` belong to the engine thread."""
+    """Owns the model's state. Mutable: `run` belongs to the engine thread."""
 
     def __init__(self, model: Model, kernels: Kernels, state: ModelState, page_size: int) -> None:
         self._model = model
@@ -42,11 +42,6 @@ class Runner:
         logits = self._model.logits(self._kernels, hidden)
         picked = self._kernels.sample(logits, build_sampling([segments[index] for index in sampled])).tolist()
         return StepResult({segments[index].request_id: token for index, token in zip(sampled, picked, strict=True)})
-
-    def reset(self) -> None:
-        """Zero every page and slot, so that nothing of a failed step is left."""
-        for tensor in (*self._state.kv, *self._state.conv, *self._state.recurrent):
-            tensor.zero_()
 
 
 def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLayout:

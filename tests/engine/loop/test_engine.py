@@ -168,6 +168,13 @@ async def test_a_prompt_over_the_context_is_refused_at_once(running_engine):
             engine.submit(request([1] * 40))
 
 
+@pytest.mark.parametrize("token_id", [-1, 300])
+async def test_a_token_that_the_model_does_not_have_is_refused_before_it_can_fail_a_step(running_engine, token_id):
+    async with running_engine() as engine:
+        with pytest.raises(RequestError, match=rf"{token_id}.* 0 to 299"):
+            engine.submit(request([5, token_id, 5]))
+
+
 async def test_an_id_in_use_is_refused(running_engine):
     async with running_engine() as engine:
         generation = engine.submit(request(PROMPTS[0]))
@@ -329,6 +336,15 @@ async def test_stopping_fails_what_still_runs(running_engine):
         for each in (generation, *waiting):
             with pytest.raises(EngineUnavailableError, match="stopped"):
                 await collect(each)
+        assert engine.status is EngineStatus.STOPPED
+
+
+async def test_a_loop_that_is_killed_leaves_nobody_waiting(running_engine):
+    async with running_engine() as engine:
+        generation = await first_delta(engine)
+        engine._task.cancel()
+        with pytest.raises(EngineUnavailableError, match="stopped"):
+            await collect(generation)
         assert engine.status is EngineStatus.STOPPED
 
 
