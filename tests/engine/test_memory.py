@@ -115,6 +115,13 @@ def test_a_cgroup_s_limit_counts_and_its_droppable_page_cache_does_not(tmp_path,
     assert cgroup_headrooms(tmp_path, "/system.slice/dalsegno.service") == expected
 
 
+def test_a_version_1_cgroup_counts_too(tmp_path):
+    (tmp_path / "memory").mkdir()
+    for name, content in [("limit_in_bytes", "1000"), ("usage_in_bytes", "700"), ("stat", "total_inactive_file 50")]:
+        (tmp_path / "memory" / f"memory.{name}").write_text(content)
+    assert cgroup_headrooms(tmp_path, "") == [350]
+
+
 @pytest.mark.parametrize(
     "wrong", [{"max_concurrency": 0}, {"page_size": 0}, {"max_context": 1}, {"kv_pages": 1, "kv_cache_mib": 1}]
 )
