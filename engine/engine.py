@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from cache import Pool
@@ -14,7 +15,7 @@ from engine.memory import MemoryPlan, available_memory_bytes, plan_memory
 from engine.models.config import ModelConfig
 from engine.models.registry import load_model, read_config
 from engine.options import EngineOptions
-from engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, Timings, Usage
+from engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, Timings, TokenLogprob, Usage
 from engine.runner import Runner
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import SequenceState
@@ -35,6 +36,7 @@ __all__ = [
     "GenerationRequest",
     "SamplingParams",
     "Timings",
+    "TokenLogprob",
     "Usage",
 ]
 
@@ -135,12 +137,10 @@ class Engine:
         """
         if self.status is not EngineStatus.RUNNING:
             raise EngineUnavailableError(f"the engine is {self.status}; send the request again later")
-        token_ids, vocab_size = request.prompt_token_ids, self.config.vocab_size
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise RequestError(
-                f"the prompt has token ids {min(token_ids)} to {max(token_ids)}; the model's are 0 to {vocab_size - 1}",
-                param="prompt",
-            )
+        params = request.sampling
+        self._check_token_ids("prompt", request.prompt_token_ids)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
         return self._loop.submit(request)
 
     def heartbeat_age_seconds(self) -> float:
@@ -190,6 +190,13 @@ class Engine:
             return
         self._status = EngineStatus.STOPPED
         await self._loop.stop(self._task)
+
+    def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
+        last = self.config.vocab_size - 1
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= last:
+            raise RequestError(
+                f"{param} has token ids {min(token_ids)} to {max(token_ids)}; the model's are 0 to {last}", param=param
+            )
 
     def _new_scheduler(self) -> Scheduler:
         memory, options = self.memory, self.options

@@ -19,6 +19,7 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler, TokenOutcome
 from engine.sequence import SequenceRecord, SequenceState
 from engine.stream import Generation, Mailbox
+from engine.text.answer import AnswerText
 from engine.text.detokenizer import Detokenizer
 
 _IDLE_TURN_SECONDS = 1.0
@@ -37,7 +38,7 @@ class _Submission:
 @dataclass(frozen=True, slots=True)
 class _Consumer:
     mailbox: Mailbox
-    detokenizer: Detokenizer
+    answer: AnswerText
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class EngineLoop:
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed & (2**_SEED_BITS - 1)
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         mailbox = Mailbox()
-        self._consumers[request.request_id] = _Consumer(mailbox, self._new_detokenizer())
+        self._consumers[request.request_id] = _Consumer(mailbox, AnswerText(self._new_detokenizer(), request.sampling))
         self._inbox.append(_Submission(request, self._clock()))
         self._is_empty.clear()
         self._has_work.set()
@@ -191,10 +192,15 @@ class EngineLoop:
         sequence, reason = outcome.sequence, outcome.finish_reason
         consumer = self._consumers[sequence.request_id]
         if reason is not FinishReason.STOP:
-            consumer.mailbox.put(consumer.detokenizer.push(outcome.token_id), outcome.token_id)
+            piece = consumer.answer.push(outcome.token_id, outcome.logprob)
+            consumer.mailbox.put(piece.text, outcome.token_id, piece.logprobs)
+            if consumer.answer.is_stopped:
+                reason = FinishReason.STOP
+                self.scheduler.cancel(sequence.request_id)
         if reason is not None:
+            rest = consumer.answer.flush()
             usage = Usage(len(sequence.request.prompt_token_ids), sequence.output_tokens)
-            consumer.mailbox.finish(consumer.detokenizer.flush(), reason, usage, _timings(sequence))
+            consumer.mailbox.finish(rest.text, reason, usage, _timings(sequence), rest.logprobs)
             self._forget(sequence.request_id)
 
     def _step_failed(self, plan: StepPlan, error: Exception) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.request import SamplingParams
+from engine.request import SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from engine.kernels import StateCapture
+    from engine.logits import LogitEdits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,8 @@ class Segment:
     """Whether a token is to be picked after the last one."""
     sampling: SamplingParams
     """Its seed is set."""
+    edits: LogitEdits | None = None
+    """What is done to its logits before a token is picked."""
 
     @property
     def end(self) -> int:
@@ -59,3 +62,5 @@ class StepResult:
     """What a step picked: a token for each sampled segment, by request id."""
 
     token_ids: Mapping[str, int]
+    logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
+    """Of the requests that asked for them."""

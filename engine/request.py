@@ -27,6 +27,21 @@ class SamplingParams:
     max_tokens: int = 4096
     stop_token_ids: tuple[int, ...] = ()
     """Besides the model's own end tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; not empty, and not part of it."""
+    includes_stop: bool = False
+    """Leave the stop string that was found in the answer."""
+    ignore_eos: bool = False
+    """Go on past the model's own end tokens."""
+    min_tokens: int = 0
+    """Neither end tokens nor stop strings end the answer before it has so many."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token and what is added to its logit; each token once."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each picked one's log probability; None reports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The model's own log probability of a picked token, before penalties, biases and temperature."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and theirs, likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of an answer: the tokens since the last piece and their text (whole characters only).
 
@@ -70,3 +95,5 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Where asked for: of the tokens that begin in `text`, so not of those of a stop string."""

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine.kernels import BatchLayout, Kernels, SamplingBatch
+from engine.logits import read_logprobs
 from engine.models.registry import Model
 from engine.plan import Segment, StepPlan, StepResult
 from engine.storage import ModelState
@@ -39,9 +40,24 @@ class Runner:
         if len(sampled) < len(hidden):
             last_rows = layout.qo_indptr[1:].to(torch.int64)[sampled] - 1
             hidden = hidden[last_rows.to(hidden.device)]
-        logits = self._model.logits(self._kernels, hidden)
-        picked = self._kernels.sample(logits, build_sampling([segments[index] for index in sampled])).tolist()
-        return StepResult({segments[index].request_id: token for index, token in zip(sampled, picked, strict=True)})
+        return self._pick(self._model.logits(self._kernels, hidden), [segments[index] for index in sampled])
+
+    def _pick(self, logits: torch.Tensor, segments: list[Segment]) -> StepResult:
+        """One token for each of `segments` from its row of logits, which may be changed."""
+        asking = [row for row, segment in enumerate(segments) if segment.sampling.logprobs is not None]
+        logprobs = logits[asking].float().log_softmax(dim=-1) if asking else None
+        for row, segment in enumerate(segments):
+            if segment.edits is not None:
+                segment.edits.apply(logits[row])
+        picked = self._kernels.sample(logits, build_sampling(segments)).tolist()
+        token_of = {segment.request_id: token for segment, token in zip(segments, picked, strict=True)}
+        if logprobs is None:
+            return StepResult(token_of)
+        top_counts = [segments[row].sampling.logprobs or 0 for row in asking]
+        records = read_logprobs(logprobs, [picked[row] for row in asking], top_counts)
+        return StepResult(
+            token_of, {segments[row].request_id: record for row, record in zip(asking, records, strict=True)}
+        )
 
 
 def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLayout:

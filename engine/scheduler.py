@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cache import Holder, Pool, PoolExhaustedError, UnitState
 from engine.errors import ContextLengthExceededError, RequestError, ServerOverloadedError
 from engine.plan import Segment, StepPlan, StepResult
-from engine.request import FinishReason, GenerationRequest
+from engine.request import FinishReason, GenerationRequest, TokenLogprob
 from engine.sequence import SequenceRecord, SequenceState
 
 
@@ -42,6 +42,7 @@ class TokenOutcome:
     sequence: SequenceRecord
     token_id: int
     finish_reason: FinishReason | None
+    logprob: TokenLogprob | None = None
 
 
 class Scheduler:
@@ -114,7 +115,7 @@ class Scheduler:
             arrival=self._arrivals,
             submitted_at=now,
             max_total_tokens=min(total, self.limits.max_context_tokens),
-            stop_token_ids=self._end_token_ids.union(request.sampling.stop_token_ids),
+            stop_token_ids=self._stop_token_ids(request),
         )
         self._alive[sequence.request_id] = sequence
         self._waiting.append(sequence)
@@ -147,7 +148,7 @@ class Scheduler:
             reason = _finish_reason(sequence, token_id)
             if reason is not None:
                 self._remove(sequence)
-            outcomes.append(TokenOutcome(sequence, token_id, reason))
+            outcomes.append(TokenOutcome(sequence, token_id, reason, result.logprobs.get(segment.request_id)))
         return outcomes
 
     def cancel(self, request_id: str) -> SequenceRecord | None:
@@ -191,6 +192,10 @@ class Scheduler:
         if held != pinned:
             violations.append(f"{pinned} pages are pinned but the running requests hold {held}")
         return violations
+
+    def _stop_token_ids(self, request: GenerationRequest) -> frozenset[int]:
+        params = request.sampling
+        return (frozenset[int]() if params.ignore_eos else self._end_token_ids).union(params.stop_token_ids)
 
     def _pending(self) -> list[SequenceRecord]:
         return [sequence for sequence in self._waiting if sequence.state is SequenceState.WAITING]
@@ -280,6 +285,7 @@ class Scheduler:
             state_slot=sequence.state_slot,
             is_sampled=end == len(sequence.token_ids),
             sampling=sequence.request.sampling,
+            edits=sequence.edits,
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache import Lease
+from engine.logits import LogitEdits
 from engine.request import GenerationRequest
 
 
@@ -45,6 +46,7 @@ class SequenceRecord:
         "admitted_at",
         "arrival",
         "computed_tokens",
+        "edits",
         "first_token_at",
         "last_token_at",
         "max_total_tokens",
@@ -70,6 +72,8 @@ class SequenceRecord:
         self.max_total_tokens = max_total_tokens
         """Prompt and output together."""
         self.stop_token_ids = stop_token_ids
+        self.edits = LogitEdits.of(request, stop_token_ids)
+        """What is done to its logits; None for most requests."""
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -130,6 +134,8 @@ class SequenceRecord:
         if self._state is SequenceState.PREFILLING:
             self._move_to(SequenceState.DECODING)
         self.token_ids.append(token_id)
+        if self.edits is not None:
+            self.edits.add(token_id)
         self.first_token_at = now if self.first_token_at is None else self.first_token_at
         self.last_token_at = now
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from engine.errors import RequestError
-from engine.request import Delta, FinishReason, Timings, Usage
+from engine.request import Delta, FinishReason, Timings, TokenLogprob, Usage
 
 
 class Mailbox:
@@ -20,18 +21,27 @@ class Mailbox:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._end: Delta | RequestError | None = None
         self._is_filled = asyncio.Event()
 
-    def put(self, text: str, token_id: int) -> None:
-        """Add one token and the text that it completed."""
+    def put(self, text: str, token_id: int, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
+        """Add one token, the text that it completed, and the log probabilities of the tokens in that text."""
         self._texts.append(text)
         self._token_ids.append(token_id)
+        self._logprobs.extend(logprobs)
         self._is_filled.set()
 
-    def finish(self, text: str, reason: FinishReason, usage: Usage, timings: Timings) -> None:
-        """End the stream; `text` is what the detokenizer still held."""
-        self._end = Delta(text, (), reason, usage, timings)
+    def finish(
+        self,
+        text: str,
+        reason: FinishReason,
+        usage: Usage,
+        timings: Timings,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        """End the stream; `text` and `logprobs` are what was held back."""
+        self._end = Delta(text, (), reason, usage, timings, logprobs)
         self._is_filled.set()
 
     def fail(self, error: RequestError) -> None:
@@ -44,16 +54,18 @@ class Mailbox:
         await self._is_filled.wait()
         self._is_filled.clear()
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
+        logprobs = tuple(self._logprobs)
         self._texts.clear()
         self._token_ids.clear()
+        self._logprobs.clear()
         end = self._end
         if isinstance(end, Delta):
-            return Delta(text + end.text, token_ids, end.finish_reason, end.usage, end.timings)
+            return replace(end, text=text + end.text, token_ids=token_ids, logprobs=logprobs + end.logprobs)
         if end is not None:
             if not token_ids:
                 raise end
             self._is_filled.set()
-        return Delta(text, token_ids)
+        return Delta(text, token_ids, logprobs=logprobs)
 
 
 class Generation(AsyncIterator[Delta]):
