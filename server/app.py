@@ -8,10 +8,23 @@ from server.boundary import RequestBoundary
 from server.daemon import Daemon
 from server.errors import install_error_handlers
 from server.openapi import install_openapi
-from server.routes import chat, health, models
+from server.routes import chat, completions, health, models, tokens
 from server.schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from server.schema.completion import CompletionChunk, CompletionRequest
+from server.schema.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from server.settings import Settings
 from server.version import package_version
+
+_BODIES = (
+    ChatCompletionRequest,
+    ChatCompletionChunk,
+    CompletionRequest,
+    CompletionChunk,
+    TokenizeTextRequest,
+    TokenizeChatRequest,
+    DetokenizeRequest,
+)
+"""What no route declares as a parameter or an answer of its own."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -23,10 +36,10 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.daemon = Daemon(settings)
-    for router in (chat.router, models.router, health.router):
+    for router in (chat.router, completions.router, models.router, tokens.router, health.router):
         app.include_router(router)
     install_error_handlers(app)
-    install_openapi(app, ChatCompletionRequest, ChatCompletionChunk)
+    install_openapi(app, *_BODIES)
     keys = [key.get_secret_value() for key in settings.server.api_keys]
     app.add_middleware(RequestBoundary, api_keys=keys)
     return app

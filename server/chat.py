@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.engine import Engine, FinishReason, Generation, GenerationRequest, SamplingParams
+from engine.engine import Delta, Engine, FinishReason, Generation, GenerationRequest, SamplingParams, TokenLogprob
 from engine.errors import ChatTemplateError, RequestError
 from engine.text.reasoning import ReasoningSplitter, opens_reasoning
 from server.schema.usage import Cost, cost_of
@@ -29,37 +29,74 @@ class Piece:
     content: str
     finish_reason: FinishReason | None = None
     cost: Cost | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
-def render_prompt(engine: Engine, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Prompt:
+def render_prompt(
+    engine: Engine,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> Prompt:
     """Template, then tokens. Blocking for long prompts. Raises ChatTemplateError."""
     if engine.chat_template is None:
         raise ChatTemplateError("the model has no chat template, so it cannot answer conversations")
-    text = engine.chat_template.render(messages, variables=variables)
+    text = engine.chat_template.render(messages, tools=tools, variables=variables)
     return Prompt(tuple(engine.tokenizer.encode(text)), opens_reasoning(text))
 
 
-def submit(engine: Engine, prompt: Prompt, sampling: SamplingParams) -> Generation:
-    """Queue a prompt. Raises RequestError at once when it cannot be served."""
+def submit(
+    engine: Engine, prompt: Prompt, sampling: SamplingParams, request_id: str | None = None, param: str = "messages"
+) -> Generation:
+    """Queue a prompt; `param` is the field in which the client sent it. Raises RequestError at once when it cannot be
+    served."""
     try:
-        return engine.submit(GenerationRequest(f"chatcmpl-{uuid.uuid4().hex}", prompt.token_ids, sampling))
+        request_id = request_id or new_answer_id("chatcmpl")
+        return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling))
     except RequestError as error:
-        if error.param == "prompt":  # the engine's name for what a client sent as messages
-            error.param = "messages"
+        if error.param == "prompt":
+            error.param = param
         raise
 
 
-async def pieces(generation: Generation, *, starts_in_reasoning: bool = False) -> AsyncGenerator[Piece, None]:
-    """The answer as it comes, thinking apart; leaving the iteration cancels the request."""
+def new_answer_id(kind: str) -> str:
+    """`kind` is OpenAI's prefix, such as chatcmpl."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def _watch_nothing(_delta: Delta) -> None:
+    pass
+
+
+async def pieces(
+    generation: Generation, *, starts_in_reasoning: bool = False, watch: Callable[[Delta], None] = _watch_nothing
+) -> AsyncGenerator[Piece, None]:
+    """The answer as it comes, thinking apart; leaving the iteration cancels the request. `watch` sees every delta."""
     splitter = ReasoningSplitter(starts_inside=starts_in_reasoning)
+    logprobs: tuple[TokenLogprob, ...] = ()
     async with generation:
         async for delta in generation:
+            watch(delta)
             reasoning, content = splitter.feed(delta.text)
+            logprobs += delta.logprobs
             if delta.finish_reason is None:
                 if reasoning or content:
-                    yield Piece(reasoning, content)
+                    yield Piece(reasoning, content, logprobs=logprobs)
+                    logprobs = ()
                 continue
             assert delta.usage is not None
             rest = splitter.finish()
             cost = cost_of(delta.usage, delta.timings)
-            yield Piece(reasoning + rest.reasoning, content + rest.content, delta.finish_reason, cost)
+            yield Piece(reasoning + rest.reasoning, content + rest.content, delta.finish_reason, cost, logprobs)
+
+
+async def plain_pieces(
+    generation: Generation, *, watch: Callable[[Delta], None] = _watch_nothing
+) -> AsyncGenerator[Piece, None]:
+    """Like `pieces`, for a text in which thinking is not told apart."""
+    async with generation:
+        async for delta in generation:
+            watch(delta)
+            cost = None if delta.usage is None else cost_of(delta.usage, delta.timings)
+            if delta.text or delta.logprobs or cost:
+                yield Piece("", delta.text, delta.finish_reason, cost, delta.logprobs)

@@ -52,6 +52,12 @@ class Daemon:
             raise ApiError(503, f"the daemon {reason}", code="engine_unavailable", headers={"Retry-After": "1"})
         return self._engine
 
+    def check_model(self, model: str | None) -> None:
+        """Raises ApiError (404) unless `model` is the served one, or left out."""
+        if model is not None and model != self.model_id:
+            message = f"no such model here; {self.model_id!r} is served"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
     def health(self) -> Health:
         engine = self._engine
         if engine is None or engine.status is EngineStatus.STOPPED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,19 +29,22 @@ _REQUEST_ERRORS: dict[int | str, dict[str, Any]] = ERRORS | {
 }
 
 
-def documented(body: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
-    """Arguments for a route that reads its own body and answers whole or as a stream of chunks."""
-    stream = {"schema": {"type": "string", "description": f"server-sent events, each a {chunk.__name__}"}}
+def documented(
+    body: type[BaseModel] | Sequence[type[BaseModel]], answer: type[BaseModel], chunk: type[BaseModel] | None = None
+) -> dict[str, Any]:
+    """Arguments for a route that reads its own body (one of several, maybe) and answers whole, or as a stream of
+    chunks too."""
+    ok: dict[str, Any] = {"model": answer, "description": "the answer"}
+    if chunk is not None:
+        stream = {"schema": {"type": "string", "description": f"server-sent events, each a {chunk.__name__}"}}
+        ok["content"] = {"text/event-stream": stream}
+    bodies = body if isinstance(body, Sequence) else [body]
+    references = [{"$ref": _REFERENCES.format(model=each.__name__)} for each in bodies]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
     return {
         "response_model": None,
-        "responses": _REQUEST_ERRORS
-        | {200: {"model": answer, "description": "the answer", "content": {"text/event-stream": stream}}},
-        "openapi_extra": {
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": {"$ref": _REFERENCES.format(model=body.__name__)}}},
-            }
-        },
+        "responses": _REQUEST_ERRORS | {200: ok},
+        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     }
 
 

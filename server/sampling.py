@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from engine.request import SamplingParams
-from server.schema.chat import ChatCompletionRequest
+from server.errors import ApiError
+from server.schema.sampling import SamplingRequest
 from server.settings import Settings
 
-_RANGES = {"temperature": (0.0, 2.0), "top_p": (1e-6, 1.0), "top_k": (0, 2**31 - 1), "min_p": (0.0, 1.0)}
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 10.0),
+}
 
 logger = logging.getLogger("dalsegno.model")
 
@@ -44,16 +51,34 @@ class SamplingDefaults:
                 logger.warning("%s: %s is not from %g to %g and is left out", path, name, low, high)
         return cls(replace(params, **found))
 
-    def for_request(self, request: ChatCompletionRequest) -> SamplingParams:
-        """The request's own values, with the defaults where it has none."""
-        return self.choose(
+    def for_request(self, request: SamplingRequest) -> SamplingParams:
+        """The request's own values, with the defaults where it has none. Raises ApiError (400) when they disagree."""
+        params = self.choose(
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=None if request.top_k is None else max(request.top_k, 0),
             min_p=request.min_p,
             seed=request.seed,
             max_tokens=request.wanted_tokens,
+            min_tokens=request.min_tokens,
+            stop=None if request.stop is None else tuple(request.stop),
+            stop_token_ids=None if request.stop_token_ids is None else tuple(request.stop_token_ids),
+            includes_stop=request.include_stop_str_in_output,
+            ignore_eos=request.ignore_eos,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=tuple((int(token_id), bias) for token_id, bias in (request.logit_bias or {}).items()),
+            logprobs=request.wanted_logprobs,
         )
+        if params.min_tokens > params.max_tokens:
+            raise ApiError(
+                400,
+                f"min_tokens is {params.min_tokens}, more than the {params.max_tokens} of max_tokens",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        return params
 
     def choose(self, **given: Any) -> SamplingParams:
         """The defaults with what is given; None counts as not given."""

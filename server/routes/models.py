@@ -7,7 +7,6 @@ from typing import Literal
 from fastapi import APIRouter, Request
 
 from server.daemon import Daemon
-from server.errors import ApiError
 from server.openapi import ERRORS
 from server.responses import JsonResponse
 from server.schema.models import ModelCard, ModelList
@@ -27,9 +26,7 @@ async def list_models(request: Request) -> JsonResponse:
 async def retrieve_model(request: Request, model_id: str) -> JsonResponse:
     """One model, with the most tokens that prompt and answer may have together."""
     daemon: Daemon = request.app.state.daemon
-    if model_id != daemon.model_id:
-        message = f"no such model here; {daemon.model_id!r} is served"
-        raise ApiError(404, message, param="model", code="model_not_found")
+    daemon.check_model(model_id)
     return JsonResponse(_card(daemon))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.schema.messages import ChatMessage, RequestModel
+from server.schema.base import AnswerModel, RequestModel
+from server.schema.logprobs import ChatLogprobs
+from server.schema.messages import ChatMessage, Tool, check_tool_order
+from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest
 from server.schema.usage import Reuse, TimingsBody, UsageBody
 
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -19,39 +22,26 @@ def _check_variables(variables: dict[str, Any] | None) -> dict[str, Any] | None:
     return variables
 
 
-class StreamOptions(RequestModel):
-    """`include_usage` asks for one more chunk with the usage."""
+class Conversation(RequestModel):
+    """Messages, tools and what else a chat template is told."""
 
-    include_usage: bool | None = None
-
-
-class ChatCompletionRequest(RequestModel):
-    """A conversation to answer. Fields that are not listed and would change nothing are ignored."""
-
-    model: str | None = Field(None, description="the served model; may be left out")
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="0 or -1: off")
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = Field(None, description="none keeps the tools from the model; more than auto is not built yet")
     enable_thinking: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_check_variables)] = Field(
         None, description="variables of the chat template"
     )
 
-    @property
-    def wanted_tokens(self) -> int | None:
-        """The longest answer that the client wants; the newer name of the field wins."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def messages_for_template(self) -> list[dict[str, Any]]:
+        """Raises ApiError (400) when tool messages are out of order."""
+        check_tool_order(self.messages)
+        return [message.for_template() for message in self.messages]
 
-    @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def tools_for_template(self) -> list[dict[str, Any]] | None:
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -61,10 +51,27 @@ class ChatCompletionRequest(RequestModel):
         return variables
 
 
-class AnswerModel(BaseModel):
-    """Base of what clients get; fields that were never set are left out of the JSON."""
+class ChatCompletionRequest(Conversation, SamplingRequest):
+    """A conversation to answer. Fields that are not listed and would change nothing are ignored."""
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="needs logprobs")
+
+    @model_validator(mode="after")
+    def _check_top_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("logprobs_missing", "top_logprobs needs logprobs to be true")
+        return self
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The newer name of the field wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class AnswerMessage(AnswerModel):
@@ -80,7 +87,7 @@ class Choice(AnswerModel):
 
     index: int
     message: AnswerMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
 
 
@@ -110,7 +117,7 @@ class ChunkChoice(AnswerModel):
 
     index: int
     delta: ChunkDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"] | None
 
 

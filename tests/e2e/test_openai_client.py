@@ -32,6 +32,25 @@ def test_a_whole_answer_and_a_streamed_one_are_the_same(client):
     assert chunks[-2].choices[0].finish_reason == "length"
 
 
+def test_text_completions_whole_and_streamed(client):
+    options = {"model": "tiny", "prompt": ["Hello", "Bye"], "max_tokens": 8, "temperature": 0, "logprobs": 1}
+    whole = client.completions.create(**options)
+    texts = {choice.index: choice.text for choice in whole.choices}
+    streamed = {0: "", 1: ""}
+    for chunk in client.completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == texts
+    assert whole.choices[0].logprobs.tokens == list(texts[0])
+
+
+def test_several_choices_with_log_probabilities_are_typed(client):
+    answer = ask(client, n=2, logprobs=True, top_logprobs=3, stop=["never"])
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert [len(entry.top_logprobs) for entry in answer.choices[1].logprobs.content] == [3] * 8
+    assert "".join(entry.token for entry in answer.choices[0].logprobs.content) == answer.choices[0].message.content
+
+
 def test_cost_beyond_openais_is_there(client):
     answer = ask(client)
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
@@ -49,7 +68,8 @@ def test_models(client):
     [
         ({"model": "other"}, openai.NotFoundError, "model"),
         ({"messages": []}, openai.BadRequestError, "messages"),
-        ({"n": 3}, openai.BadRequestError, "n"),
+        ({"n": 0}, openai.BadRequestError, "n"),
+        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
         ({"messages": [{"role": "user", "content": "a" * 60001}]}, openai.BadRequestError, None),
         ({"extra_headers": {"content-type": "text/plain"}}, openai.APIStatusError, None),
     ],
@@ -105,7 +125,7 @@ def test_a_huge_body_is_refused_and_the_daemon_goes_on(daemon, client):
 def test_nothing_of_prompts_and_answers_is_in_the_log(daemon, client):
     messages = [{"role": "user", "content": SECRET}]
     answer = ask(client, messages=messages).choices[0].message.content
-    for wrong in ({"temperature": SECRET}, {"n": 2}, {"messages": [{"role": SECRET, "content": SECRET}]}):
+    for wrong in ({"temperature": SECRET}, {"stop": [SECRET, ""]}, {"messages": [{"role": SECRET, "content": SECRET}]}):
         with pytest.raises(openai.BadRequestError) as caught:
             ask(client, **({"messages": messages} | wrong))
         assert SECRET not in str(caught.value)

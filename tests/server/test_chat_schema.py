@@ -7,6 +7,12 @@ from server.schema.unsupported import NEUTRAL_VALUES, refuse_unsupported
 
 SECRET = "the secret is 17"
 HELLO = [{"role": "user", "content": "Hello"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
+ASKS = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": "c2"}]}
+
+
+def result(call_id, content="3"):
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def check(body):
@@ -27,7 +33,7 @@ def refusal(body):
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": SECRET}, "messages", "list"),
         ({"messages": [SECRET]}, "messages[0]", "an object"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "Field required"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "a string or an array"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a string or an array"),
         ({"messages": [{"role": "user", "content": {"a": SECRET}}]}, "messages[0].content", "a string or an array"),
         ({"messages": [{"role": "user", "content": [SECRET]}]}, "messages[0].content[0]", "an object"),
@@ -47,12 +53,43 @@ def refusal(body):
             "'text'",
         ),
         ({"messages": [{"role": SECRET, "content": "a"}]}, "messages[0].role", "'assistant'"),
-        ({"messages": [{"role": "tool", "content": SECRET}]}, "messages[0].role", "role tool are not supported yet"),
+        ({"messages": [{"role": "function", "content": SECRET}]}, "messages[0].role", "function are not supported"),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": SECRET}]}]},
-            "messages[0].tool_calls",
-            "not supported yet",
+            "messages[0].tool_calls[0].function",
+            "Field required",
         ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "[1]"}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+            "the text of a JSON object",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content", "a string or an array"),
+        ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function", "Field required"),
+        ({"messages": HELLO, "tools": [{"type": SECRET, "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
+        ({"messages": HELLO, "n": 0}, "n", "greater than or equal to 1"),
+        ({"messages": HELLO, "n": 129}, "n", "less than or equal to 128"),
+        ({"messages": HELLO, "n": True}, "n", "integer"),
+        ({"messages": HELLO, "stop": 1}, "stop", "list"),
+        ({"messages": HELLO, "stop": ["a", ""]}, "stop[1]", "at least 1 character"),
+        ({"messages": HELLO, "stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"messages": HELLO, "stop": SECRET * 100}, "stop", "at most 1000 characters"),
+        ({"messages": HELLO, "stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
+        ({"messages": HELLO, "presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2"),
+        ({"messages": HELLO, "frequency_penalty": -2.1}, "frequency_penalty", "greater than or equal to -2"),
+        ({"messages": HELLO, "repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"messages": HELLO, "logit_bias": {SECRET: 1}}, "logit_bias", "a token id"),
+        ({"messages": HELLO, "logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
+        ({"messages": HELLO, "logit_bias": [1]}, "logit_bias", "an object"),
+        ({"messages": HELLO, "logprobs": 1}, "logprobs", "boolean"),
+        ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"messages": HELLO, "top_logprobs": 3}, None, "top_logprobs needs logprobs"),
+        ({"messages": HELLO, "min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+        ({"messages": HELLO, "ignore_eos": 1}, "ignore_eos", "boolean"),
         ({"messages": HELLO, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
         ({"messages": HELLO, "max_tokens": 1.5}, "max_tokens", "integer"),
@@ -83,26 +120,13 @@ def test_a_wrong_field_is_named_and_its_value_is_not_repeated(body, param, said)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("n", True),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("logit_bias", {"1": 5}),
-        ("stop", "."),
-        ("stop", ["."]),
-        ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function"}),
         ("functions", [{}]),
         ("response_format", {"type": "json_object"}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
-        ("min_tokens", 5),
-        ("ignore_eos", True),
         ("web_search_options", {}),
     ],
 )
@@ -152,3 +176,50 @@ def test_enable_thinking_reaches_the_template_from_either_place():
     for extra in ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}):
         request = parse(ChatCompletionRequest, {"messages": HELLO, **extra})
         assert request.template_variables == {"enable_thinking": False}
+
+
+def test_tool_calls_and_their_results_reach_the_template_with_parsed_arguments():
+    parts = [{"type": "text", "text": "thr"}, {"type": "text", "text": "ee"}]
+    no_arguments = {"id": "c3", "function": {"name": "now", "arguments": ""}}
+    messages = [*HELLO, ASKS, result("c2", parts), result("c1"), {"role": "assistant", "tool_calls": [no_arguments]}]
+    request = check({"messages": [*messages, result("c3")]})
+    _, asked, second, first, again, _ = request.messages_for_template()
+    assert asked["content"] == ""
+    assert asked["tool_calls"][0] == CALL | {"function": {"name": "add", "arguments": {"a": 1, "b": [2]}}}
+    assert (second["content"], first["tool_call_id"]) == ("three", "c1")
+    assert again["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "said"),
+    [
+        ([*HELLO, result("c1")], "messages[1].role", "must follow an assistant message"),
+        ([ASKS, result("c1"), result("c1")], "messages[2].tool_call_id", "no result yet"),
+        ([ASKS, {"role": "tool", "content": "3"}], "messages[1].tool_call_id", "the id of a call"),
+        ([ASKS, result(SECRET)], "messages[1].tool_call_id", "the id of a call"),
+        ([ASKS, result("c1"), *HELLO], "messages[2].role", "1 tool calls before it have no tool message"),
+        ([ASKS], "messages", "2 tool calls at the end"),
+        ([HELLO[0] | {"tool_calls": [CALL]}], "messages[0].tool_calls", "only an assistant"),
+        ([ASKS | {"tool_calls": [CALL, CALL]}], "messages[0].tool_calls", "the same id"),
+    ],
+)
+def test_tool_messages_out_of_order_are_named(messages, param, said):
+    with pytest.raises(ApiError) as caught:
+        check({"messages": messages}).messages_for_template()
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert said in caught.value.message
+    assert SECRET not in caught.value.message
+
+
+def test_tools_reach_the_template_as_they_are_unless_none_is_to_be_called():
+    tool = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {"b": 1, "a": 2}, "x": 1}}
+    body = {"messages": HELLO, "tools": [tool]}
+    assert check(body).tools_for_template() == [tool]
+    assert list(check(body).tools_for_template()[0]["function"]["parameters"]) == ["b", "a"]
+    assert check(body | {"tool_choice": "none"}).tools_for_template() is None
+    assert check({"messages": HELLO, "tools": []}).tools_for_template() is None
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("ab", ["ab"]), (["a", "b"], ["a", "b"]), ("", None), (None, None)])
+def test_stop_is_one_string_or_several(stop, expected):
+    assert check({"messages": HELLO, "stop": stop}).stop == expected

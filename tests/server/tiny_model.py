@@ -18,8 +18,8 @@ CHAT_TEMPLATE = (
     "{%- if message.role == 'system' and not loop.first %}"
     "{{- raise_exception('the system message must be the first') }}{% endif %}"
     "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
-    "{{- '<|im_start|>assistant\n' }}"
-    "{%- if enable_thinking is defined %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"
+    "{%- if add_generation_prompt and enable_thinking is defined %}"
     "{{- '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}"
 )
 

@@ -1,0 +1,46 @@
+"""`/tokenize` and `/detokenize`."""
+
+import pytest
+
+from tests.server.conftest import MAX_CONTEXT
+from tests.server.test_door import HELLO, HELLO_TOKENS
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_text_has_tokens_and_they_have_the_text(client):
+    body = {"prompt": "Hi é<|im_end|>", "return_token_strs": True}
+    answer = (await client.post("/tokenize", json=body)).json()
+    assert answer["token_strs"] == ["H", "i", "Ġ", "Ã", "©", "<|im_end|>"]
+    assert (answer["count"], answer["max_model_len"], answer["tokens"][-1]) == (6, MAX_CONTEXT, 2)
+    back = (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json()
+    assert back == {"prompt": "Hi é<|im_end|>"}
+    assert (await client.post("/tokenize", json={"prompt": ""})).json()["tokens"] == []
+    assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_a_conversation_has_the_tokens_that_an_answer_would_be_charged_for(client):
+    messages = HELLO["messages"]
+    answer = (await client.post("/tokenize", json={"messages": messages})).json()
+    assert (answer["count"], answer["token_strs"]) == (HELLO_TOKENS, None)
+    closed = (await client.post("/tokenize", json={"messages": messages, "add_generation_prompt": False})).json()
+    text = (await client.post("/detokenize", json={"tokens": closed["tokens"]})).json()["prompt"]
+    assert text == "<|im_start|>user\nHello<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": 1}, 400, "prompt"),
+        ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/tokenize", {"messages": HELLO["messages"], "continue_final_message": True}, 400, "continue_final_message"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
+        ("/detokenize", {"tokens": "a"}, 400, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
+        ("/detokenize", {"tokens": [2**32]}, 400, "tokens[0]"),
+    ],
+)
+async def test_a_wrong_field_is_named(client, path, body, status, param):
+    response = await client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
