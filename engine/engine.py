@@ -167,6 +167,8 @@ class Engine:
             step_failures_total=loop.totals.step_failures,
             consecutive_step_failures=loop.consecutive_failures,
             loop_restarts_total=loop.totals.restarts,
+            steps_of_kind=loop.totals.steps_of_kind,
+            step_seconds_of_kind=loop.totals.step_seconds_of_kind,
         )
 
     def check(self) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from engine.errors import EngineUnavailableError, QueueTimeoutError, RequestError
@@ -18,6 +18,7 @@ from engine.request import FinishReason, GenerationRequest, Timings, Usage
 from engine.runner import Runner
 from engine.scheduler import Scheduler, TokenOutcome
 from engine.sequence import SequenceRecord, SequenceState
+from engine.snapshot import StepKind
 from engine.stream import Generation, Mailbox
 from engine.text.answer import AnswerText
 from engine.text.detokenizer import Detokenizer
@@ -51,6 +52,8 @@ class LoopTotals:
     suspensions: int = 0
     step_failures: int = 0
     restarts: int = 0
+    steps_of_kind: dict[StepKind, int] = field(default_factory=lambda: dict.fromkeys(StepKind, 0))
+    step_seconds_of_kind: dict[StepKind, float] = field(default_factory=lambda: dict.fromkeys(StepKind, 0.0))
 
 
 class EngineLoop:
@@ -165,7 +168,7 @@ class EngineLoop:
             return
         self.consecutive_failures = 0
         self._first_cause = None
-        self._count(plan)
+        self._count(plan, self._clock() - now)
         for outcome in self.scheduler.apply(plan, result, self._clock()):
             self._hand_out(outcome)
 
@@ -256,8 +259,12 @@ class EngineLoop:
             f"the request waited {waited:.1f} seconds for room; the limit is {limit:g}; try again later"
         )
 
-    def _count(self, plan: StepPlan) -> None:
+    def _count(self, plan: StepPlan, seconds: float) -> None:
         decodes = sum(segment.is_decode for segment in plan.segments)
+        kind = StepKind.MIXED if decodes else StepKind.PREFILL
+        kind = StepKind.DECODE if decodes == plan.num_tokens else kind
+        self.totals.steps_of_kind[kind] += 1
+        self.totals.step_seconds_of_kind[kind] += seconds
         self.totals.steps += 1
         self.totals.decode_tokens += decodes
         self.totals.prefill_tokens += plan.num_tokens - decodes

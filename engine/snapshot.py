@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,6 +16,14 @@ class EngineStatus(StrEnum):
     RUNNING = "running"
     DRAINING = "draining"
     STOPPED = "stopped"
+
+
+class StepKind(StrEnum):
+    """What a step computes."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +48,5 @@ class EngineSnapshot:
     step_failures_total: int
     consecutive_step_failures: int
     loop_restarts_total: int
+    steps_of_kind: Mapping[StepKind, int]
+    step_seconds_of_kind: Mapping[StepKind, float]

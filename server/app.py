@@ -8,7 +8,7 @@ from server.boundary import RequestBoundary
 from server.daemon import Daemon
 from server.errors import install_error_handlers
 from server.openapi import install_openapi
-from server.routes import chat, completions, health, models, tokens
+from server.routes import chat, completions, health, metrics, models, tokens
 from server.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.schema.completion import CompletionChunk, CompletionRequest
 from server.schema.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
@@ -36,10 +36,15 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.daemon = Daemon(settings)
-    for router in (chat.router, completions.router, models.router, tokens.router, health.router):
+    for router in (chat.router, completions.router, models.router, tokens.router, health.router, metrics.router):
         app.include_router(router)
     install_error_handlers(app)
     install_openapi(app, *_BODIES)
     keys = [key.get_secret_value() for key in settings.server.api_keys]
-    app.add_middleware(RequestBoundary, api_keys=keys)
+    metered = app.state.daemon.metrics
+
+    def on_end(path: str, status: int, seconds: float, has_failed: bool) -> None:
+        metered.request_ended(path, status, seconds, has_failed=has_failed)
+
+    app.add_middleware(RequestBoundary, api_keys=keys, on_end=on_end)
     return app

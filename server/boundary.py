@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -27,10 +27,16 @@ logger = logging.getLogger("dalsegno.http")
 
 
 class RequestBoundary:
-    """ASGI middleware; holds the API keys (none: open to all) and no other state."""
+    """ASGI middleware; holds the API keys (none: open to all) and no other state.
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str] = ()) -> None:
+    `on_end` is told each request's path, status, seconds, and whether its stream ended in an error event.
+    """
+
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str] = (), on_end: Callable[[str, int, float, bool], None] | None = None
+    ) -> None:
         self._app = app
+        self._on_end = on_end
         self._keys = tuple(key.encode() for key in api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +71,10 @@ class RequestBoundary:
                     500, "the daemon failed on this request; its log names the place", code="internal_error"
                 )
                 await failure.response()(scope, receive, send_with_id)
-        _log(scope, request_id, status, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        _log(scope, request_id, status, seconds)
+        if self._on_end is not None:
+            self._on_end(scope["path"], status, seconds, bool(scope["state"].get("has_failed")))
 
     def _check_key(self, headers: Headers) -> None:
         if not self._keys:

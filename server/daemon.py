@@ -11,12 +11,17 @@ from pathlib import Path
 
 from engine.engine import Engine, EngineOptions, EngineStatus
 from ops.health import Health, Phase, judge_health
+from ops.metrics import Metrics
 from server.errors import ApiError
 from server.sampling import SamplingDefaults
 from server.settings import Auto, Settings
+from server.version import package_version
 
 DRAIN_LIMIT_SECONDS = 25.0
 """How long running requests may take to finish after SIGTERM; Kubernetes kills after 30."""
+
+METERED_PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+"""Whose requests the metrics count."""
 
 
 class Daemon:
@@ -28,6 +33,7 @@ class Daemon:
         self.created_unix = int(time.time())
         self.phase = Phase.STARTING
         self.sampling_defaults = SamplingDefaults()
+        self.metrics = Metrics(package_version(), METERED_PATHS)
         self._engine: Engine | None = None
 
     async def start(self) -> Engine:
@@ -40,6 +46,7 @@ class Daemon:
         """Start a loaded engine in this event loop and serve with it."""
         await engine.start()
         self.sampling_defaults = SamplingDefaults.from_folder(engine.model_folder, self.settings)
+        self.metrics.watch_engine(engine.snapshot, self.model_id, engine.config.architecture, engine.backend_name)
         self._engine = engine
         if self.phase is Phase.STARTING:
             self.phase = Phase.SERVING

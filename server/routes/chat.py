@@ -45,7 +45,10 @@ async def create_chat_completion(request: Request) -> Response:
     prompt = await asyncio.to_thread(render_prompt, engine, messages, wanted.template_variables, tools)
     answer_id = new_answer_id("chatcmpl")
     generations = await submit_all(engine, [prompt], sampling, wanted.choices_per_prompt, answer_id, "messages")
-    answers = [pieces(generation, starts_in_reasoning=prompt.opens_reasoning) for generation in generations]
+    answers = [
+        pieces(generation, starts_in_reasoning=prompt.opens_reasoning, watch=daemon.metrics.new_generation())
+        for generation in generations
+    ]
     return await respond(request, wanted, answers, _ChatWriter(answer_id, daemon.model_id, engine.tokenizer))
 
 

@@ -1,0 +1,118 @@
+"""The metrics: every series is there from the start, and each counts what its name says."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cache import PoolCounts
+from engine.request import Delta, FinishReason, Timings, Usage
+from engine.snapshot import EngineSnapshot, EngineStatus, StepKind
+from ops.metrics import Metrics
+
+CHAT = "/v1/chat/completions"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def metrics(clock):
+    return Metrics("1.2.3", [CHAT, "/tokenize"], clock)
+
+
+def read(metrics):
+    """Every sample by name and labels."""
+    page, content_type = metrics.expose("text/plain")
+    assert content_type.startswith("text/plain")
+    families = text_string_to_metric_families(page.decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def snapshot(**counts):
+    pools = {"kv_pages": PoolCounts(10, 4, 3, 2, 1), "state_slots": PoolCounts(5, 5, 0, 0, 0)}
+    zeros = {name: 0 for name in EngineSnapshot.__dataclass_fields__}
+    kinds = {"steps_of_kind": dict.fromkeys(StepKind, 0), "step_seconds_of_kind": dict.fromkeys(StepKind, 0.0)}
+    return EngineSnapshot(**zeros | pools | kinds | {"status": EngineStatus.RUNNING} | counts)
+
+
+def test_every_series_is_there_at_zero_before_the_first_request(metrics):
+    found = read(metrics)
+    for outcome in ("ok", "bad_request", "overloaded", "cancelled", "error"):
+        assert found["dalsegno_requests_total", CHAT, outcome] == 0
+        assert found["dalsegno_requests_total", "/tokenize", outcome] == 0
+    for reuse in ("hit", "root"):
+        assert found["dalsegno_time_to_first_token_seconds_count", reuse] == 0
+    for name in ("inter_token_latency_seconds", "request_duration_seconds", "queue_seconds"):
+        assert found[f"dalsegno_{name}_count",] == 0
+    assert found["dalsegno_prompt_tokens_total",] == found["dalsegno_generation_tokens_total",] == 0
+    assert found["dalsegno_build_info", "1.2.3"] == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "has_failed", "outcome"),
+    [
+        (200, False, "ok"),
+        (200, True, "error"),
+        (400, False, "bad_request"),
+        (429, False, "overloaded"),
+        (499, False, "cancelled"),
+        (503, False, "error"),
+        (0, False, "error"),
+    ],
+)
+def test_a_request_counts_once_under_its_outcome(metrics, status, has_failed, outcome):
+    metrics.request_ended(CHAT, status, 0.5, has_failed=has_failed)
+    metrics.request_ended("/elsewhere", status, 0.5, has_failed=has_failed)
+    counted = {key: value for key, value in read(metrics).items() if key[0] == "dalsegno_requests_total" and value}
+    assert counted == {("dalsegno_requests_total", CHAT, outcome): 1}
+    assert read(metrics)["dalsegno_request_duration_seconds_sum",] == 0.5
+
+
+@pytest.mark.parametrize(("cached", "reuse"), [(0, "root"), (3, "hit")])
+def test_an_answer_is_counted_as_it_is_taken(metrics, clock, cached, reuse):
+    watch = metrics.new_generation()
+    for at, token_ids in ((1.0, (1,)), (1.5, (2,)), (2.5, (3, 4)), (2.5, ())):
+        clock.now = at
+        watch(Delta("x", token_ids))
+    timings = Timings(queue_seconds=0.25, ttft_seconds=0.75)
+    # The end token is the fifth.
+    watch(Delta("", (), FinishReason.STOP, Usage(7, 5, cached), timings))
+    found = read(metrics)
+    assert found["dalsegno_generation_tokens_total",] == 5
+    assert found["dalsegno_prompt_tokens_total",] == 7
+    assert found["dalsegno_inter_token_latency_seconds_count",] == 3
+    assert found["dalsegno_inter_token_latency_seconds_sum",] == 1.5
+    assert found["dalsegno_time_to_first_token_seconds_sum", reuse] == 0.75
+    assert found["dalsegno_queue_seconds_sum",] == 0.25
+
+
+def test_the_engine_is_read_at_each_scrape(metrics):
+    now = [snapshot(running=2, waiting=1)]
+    metrics.watch_engine(lambda: now[0], "demo", "qwen3_5", "torch")
+    found = read(metrics)
+    assert (found["dalsegno_requests_running",], found["dalsegno_requests_waiting",]) == (2, 1)
+    assert found["dalsegno_cache_capacity", "device_kv_pages"] == 10
+    states = {state: found["dalsegno_cache_units", "device_kv_pages", state] for state in ("free", "cached", "pinned")}
+    assert states == {"free": 4, "cached": 3, "pinned": 2}
+    assert found["dalsegno_cache_units", "device_kv_pages", "in_flight"] == 1
+    assert found["dalsegno_model_info", "qwen3_5", "torch", "demo"] == 1
+    steps = {"steps_of_kind": dict.fromkeys(StepKind, 3), "step_seconds_of_kind": dict.fromkeys(StepKind, 0.5)}
+    now[0] = snapshot(**steps)
+    found = read(metrics)
+    assert found["dalsegno_requests_running",] == 0
+    for kind in ("prefill", "decode", "mixed"):
+        assert (found["dalsegno_step_seconds_count", kind], found["dalsegno_step_seconds_sum", kind]) == (3, 0.5)
+
+
+def test_openmetrics_is_there_for_who_asks(metrics):
+    page, content_type = metrics.expose("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert page.endswith(b"# EOF\n")
