@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,7 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from server.responses import to_json
 
+logger = logging.getLogger("dalsegno.http")
+
 KEEP_ALIVE_SECONDS = 15.0
+STALL_LIMIT_SECONDS = 60.0
+"""How long a reader may take nothing while there is something for it; then it counts as gone."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 
@@ -25,13 +30,19 @@ def event(content: Any) -> bytes:
 class EventStream(Response):
     """Streams `events` with a comment after each silence; closes them when they end or the reader leaves.
 
-    Raises ClientDisconnect when the reader left before the end.
+    Raises ClientDisconnect when the reader left before the end, or stopped reading.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], keep_alive_seconds: float = KEEP_ALIVE_SECONDS) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+        stall_limit_seconds: float = STALL_LIMIT_SECONDS,
+    ) -> None:
         self._events = events
+        self._stall_limit_seconds = stall_limit_seconds
         self._keep_alive_seconds = keep_alive_seconds
         self.status_code = 200
         self.background = None
@@ -39,7 +50,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        writer = _Writer(send)
+        writer = _Writer(send, self._stall_limit_seconds)
         pump = asyncio.create_task(self._pump(writer))
         helpers = [asyncio.create_task(writer.comment_on_silence(self._keep_alive_seconds))]
         helpers.append(asyncio.create_task(until_disconnect(receive)))
@@ -64,14 +75,22 @@ class EventStream(Response):
 class _Writer:
     """Serialises what two tasks send on one response."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, stall_limit_seconds: float) -> None:
         self._send = send
+        self._stall_limit_seconds = stall_limit_seconds
         self._lock = asyncio.Lock()
         self._wrote = asyncio.Event()
 
     async def write(self, chunk: bytes, *, is_last: bool = False) -> None:
+        """Raises ClientDisconnect when the reader takes nothing for too long: the server waits while its buffer is
+        full."""
         async with self._lock:
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
+            try:
+                async with asyncio.timeout(self._stall_limit_seconds):
+                    await self._send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
+            except TimeoutError:
+                logger.warning("a reader took nothing for %g seconds; its request ends", self._stall_limit_seconds)
+                raise ClientDisconnect from None
         self._wrote.set()
 
     async def comment_on_silence(self, seconds: float) -> None:

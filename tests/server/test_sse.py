@@ -122,3 +122,27 @@ async def test_a_failure_of_the_events_comes_out():
 
     with pytest.raises(ZeroDivisionError):
         await Client().listen_to(EventStream(events()))
+
+
+async def test_a_client_that_stops_reading_is_gone_after_the_limit(caplog):
+    closed = asyncio.Event()
+
+    async def events():
+        try:
+            while True:
+                yield b"data: 1\n\n"
+        finally:
+            closed.set()
+
+    class Full(Client):
+        async def send(self, message):
+            await super().send(message)
+            if len(self.chunks) == 3:
+                await asyncio.Event().wait()
+
+    client = Full()
+    with pytest.raises(ClientDisconnect):
+        await client.listen_to(EventStream(events(), stall_limit_seconds=0.01))
+    assert len(client.chunks) == 3
+    assert closed.is_set()
+    assert "took nothing" in caplog.text
