@@ -38,7 +38,7 @@ def read(metrics):
 
 def snapshot(**counts):
     pools = {"kv_pages": PoolCounts(10, 4, 3, 2, 1), "state_slots": PoolCounts(5, 5, 0, 0, 0)}
-    zeros = {name: 0 for name in EngineSnapshot.__dataclass_fields__}
+    zeros = dict.fromkeys(EngineSnapshot.__dataclass_fields__, 0)
     kinds = {"steps_of_kind": dict.fromkeys(StepKind, 0), "step_seconds_of_kind": dict.fromkeys(StepKind, 0.0)}
     return EngineSnapshot(**zeros | pools | kinds | {"status": EngineStatus.RUNNING} | counts)
 
