@@ -18,7 +18,7 @@ _RANGES = {
     "top_p": (1e-6, 1.0),
     "top_k": (0, 2**31 - 1),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, 10.0),
+    "repetition_penalty": (0.01, 10.0),
 }
 
 logger = logging.getLogger("dalsegno.model")

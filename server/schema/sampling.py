@@ -93,7 +93,7 @@ class SamplingRequest(RequestModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: LogitBias = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopStrings = None

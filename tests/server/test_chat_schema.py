@@ -81,7 +81,7 @@ def refusal(body):
         ({"messages": HELLO, "stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
         ({"messages": HELLO, "presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2"),
         ({"messages": HELLO, "frequency_penalty": -2.1}, "frequency_penalty", "greater than or equal to -2"),
-        ({"messages": HELLO, "repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"messages": HELLO, "repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"messages": HELLO, "logit_bias": {SECRET: 1}}, "logit_bias", "a token id"),
         ({"messages": HELLO, "logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
         ({"messages": HELLO, "logit_bias": [1]}, "logit_bias", "an object"),

@@ -45,9 +45,10 @@ def _sample_row(
         scaled, ids = scaled.sort(descending=True, stable=True)
     probabilities = scaled.softmax(dim=-1)
     if top_p < 1.0:
-        # Keep each token in front of which less than top_p lies; the first always stays.
-        before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities * (before < top_p)
+        # Keep each token in front of which less than top_p lies; the first always stays, though top_p rounds to 0.
+        is_kept = probabilities.cumsum(dim=-1) - probabilities < top_p
+        is_kept[0] = True
+        probabilities = probabilities * is_kept
     if min_p > 0.0:
         probabilities = probabilities * (probabilities >= min_p * probabilities.max())
     cumulative = probabilities.double().cumsum(dim=-1)

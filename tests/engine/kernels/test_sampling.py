@@ -77,6 +77,11 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(logits):
     assert set(draw(logits, 5000, top_p=0.8).tolist()) == kept
 
 
+@pytest.mark.parametrize("top_p", [1e-6, 1e-300])
+def test_the_smallest_top_p_keeps_the_likeliest(logits, top_p):
+    assert set(draw(logits, 50, top_p=top_p).tolist()) == {int(logits[0].argmax())}
+
+
 def test_top_p_counts_what_top_k_left(logits):
     probabilities = logits[0].softmax(-1)
     after_top_k = torch.where(probabilities >= probabilities.topk(8).values[-1], probabilities, 0.0)
