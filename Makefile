@@ -19,6 +19,12 @@ $(VENV)/.dev: $(VENV)/.base
 	$(PIP) -e '.[dev]'
 	@touch $@
 
+NPM_CLIENT := tests/e2e/npm
+
+$(NPM_CLIENT)/node_modules/.installed: $(NPM_CLIENT)/package-lock.json
+	@if command -v npm >/dev/null && (cd $(NPM_CLIENT) && npm ci --silent --no-audit --no-fund); \
+	then touch $@; else echo "npm or its registry is missing: the npm client will not be tested"; fi
+
 serve: $(VENV)/.base
 	$(BIN)/dalsegno serve $(ARGS)
 
@@ -28,7 +34,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+test: lint $(NPM_CLIENT)/node_modules/.installed
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
 bench: $(VENV)/.dev

@@ -36,7 +36,7 @@ def documented(
     chunks too."""
     ok: dict[str, Any] = {"model": answer, "description": "the answer"}
     if chunk is not None:
-        stream = {"schema": {"type": "string", "description": f"server-sent events, each a {chunk.__name__}"}}
+        stream = {"schema": {"description": f"server-sent events, each a {chunk.__name__}"}}
         ok["content"] = {"text/event-stream": stream}
     bodies = body if isinstance(body, Sequence) else [body]
     references = [{"$ref": _REFERENCES.format(model=each.__name__)} for each in bodies]
