@@ -20,6 +20,7 @@ from engine.scheduler import Scheduler
 
 pytestmark = pytest.mark.anyio
 
+HANG_SECONDS = 120
 PROMPTS = [tuple(random.Random(length).choices(range(256), k=length)) for length in (1, 3, 31, 32, 33, 70, 100, 2)]
 
 
@@ -30,7 +31,8 @@ def request(prompt, name="r", max_tokens=12, **sampling) -> GenerationRequest:
 
 
 async def collect(generation):
-    deltas = [delta async for delta in generation]
+    async with asyncio.timeout(HANG_SECONDS):
+        deltas = [delta async for delta in generation]
     return deltas, [token_id for delta in deltas for token_id in delta.token_ids]
 
 
@@ -183,6 +185,13 @@ async def test_an_id_in_use_is_refused(running_engine):
         await collect(generation)
 
 
+async def is_cut_short(engine) -> bool:
+    """Once nothing is alive: whether the one long answer ended before the context was full."""
+    async with asyncio.timeout(HANG_SECONDS):
+        await engine._loop.wait_until_empty()
+    return engine.snapshot().decode_tokens_total < engine.max_context_tokens - len(PROMPTS[5]) - 1
+
+
 async def first_delta(engine, **kwargs):
     generation = engine.submit(request(PROMPTS[5], max_tokens=10_000, **kwargs))
     await anext(generation)
@@ -193,8 +202,13 @@ async def test_leaving_the_stream_cancels_the_request(running_engine):
     async with running_engine() as engine:
         async with await first_delta(engine):
             assert engine.snapshot().decoding == 1
-        await engine._loop.wait_until_empty()
-        assert engine.snapshot().running == 0
+        assert await is_cut_short(engine)
+
+
+async def test_a_stream_that_is_read_to_its_end_is_not_cut_short(running_engine):
+    async with running_engine() as engine:
+        await collect(await first_delta(engine))
+        assert not await is_cut_short(engine)
 
 
 async def test_cancelling_the_consumer_s_task_cancels_the_request(running_engine):
@@ -211,7 +225,7 @@ async def test_cancelling_the_consumer_s_task_cancels_the_request(running_engine
         await started.wait()
         task.cancel()
         await asyncio.wait([task])
-        await engine._loop.wait_until_empty()
+        assert await is_cut_short(engine)
 
 
 async def test_dropping_the_handle_cancels_the_request(running_engine):
@@ -219,7 +233,7 @@ async def test_dropping_the_handle_cancels_the_request(running_engine):
         generation = await first_delta(engine)
         del generation
         gc.collect()
-        await engine._loop.wait_until_empty()
+        assert await is_cut_short(engine)
 
 
 async def test_a_request_can_be_left_before_it_was_taken_in(running_engine, gate):
@@ -229,6 +243,8 @@ async def test_a_request_can_be_left_before_it_was_taken_in(running_engine, gate
         await generation.aclose()
         await generation.aclose()
         gate.set()
+        await engine._loop.wait_until_empty()
+        assert engine.snapshot().steps_total == 0
         with pytest.raises(StopAsyncIteration):
             await anext(generation)
 
