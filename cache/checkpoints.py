@@ -25,7 +25,6 @@ class Checkpoint:
         "namespace",
         "node",
         "number",
-        "owner",
         "pins",
         "slot",
         "superseded",
@@ -46,7 +45,6 @@ class Checkpoint:
         tail_page: Page | None,
         slot: Lease | None,
         kind: CheckpointKind,
-        owner: str,
         now: float,
     ) -> None:
         self.number = number
@@ -57,7 +55,6 @@ class Checkpoint:
         self.tail_page = tail_page
         self.slot = slot
         self.kind = kind
-        self.owner = owner
         self.created_at = now
         self.last_used_at = now
         self.pins = 0

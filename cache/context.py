@@ -6,17 +6,16 @@ are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-from cache.checkpoints import Checkpoint, CheckpointStore
 from cache.leases import CaptureTicket, Match, RequestLease
+from cache.matching import Found, find_checkpoint, find_pages
 from cache.pages import Page
 from cache.pools import Holder, Lease, Pool, UnitState
-from cache.tree import PrefixTree, Tokens
+from cache.retention import Retention
+from cache.stats import CacheStats
+from cache.tree import Tokens
 from cache.types import (
-    ROOT_PATH,
     CacheOptions,
     CheckpointKind,
     Copy,
@@ -29,19 +28,6 @@ from cache.types import (
 )
 
 
-@dataclass(slots=True)
-class CacheStats:
-    """Counters since the start; always on. Mutable: only the engine loop's task may touch it."""
-
-    selections: Counter[str] = field(default_factory=Counter)
-    """Admitted requests by reuse path."""
-    reused_tokens: int = 0
-    evictions: Counter[CheckpointKind] = field(default_factory=Counter)
-    """Checkpoints that gave way, by kind."""
-    publish_skipped: Counter[SkipReason] = field(default_factory=Counter)
-    published: Counter[CheckpointKind] = field(default_factory=Counter)
-
-
 class ContextCache:
     """All that is remembered on the device. Mutable: only the engine loop's task may touch it."""
 
@@ -49,9 +35,8 @@ class ContextCache:
         self.options = options
         self.pages = Pool("device_kv_pages", options.kv_pages)
         self.slots = Pool("device_state_slots", options.state_slots if options.has_state else 0)
-        self.store = CheckpointStore()
         self.stats = CacheStats()
-        self._trees: dict[str, PrefixTree] = {}
+        self.retention = Retention(options, self.stats)
         self._leases: dict[str, RequestLease] = {}
         self._matches: dict[str, Match] = {}
 
@@ -64,20 +49,24 @@ class ContextCache:
         """
         if request_id in self._leases or request_id in self._matches:
             raise ValueError(f"request {request_id!r} holds a match or a lease already; release it first")
-        tree = self._trees.get(namespace)
-        limit = len(tokens) - 1
-        if tree is None or limit < 1 or not self.options.prefix_reuse:
-            found = Match(request_id, namespace, tokens, 0, ROOT_PATH, (), None, None, 0)
-        elif self.options.has_state:
-            found = self._match_checkpoint(request_id, namespace, tree, tokens, limit)
-        else:
-            found = self._match_pages(request_id, namespace, tree, tokens, limit)
-        for page in (*found.pages, *((found.tail[0],) if found.tail else ())):
+        found = self._find(namespace, tokens)
+        match = Match(
+            request_id=request_id,
+            namespace=namespace,
+            tokens=tokens,
+            cached_tokens=found.cached_tokens,
+            path=found.path,
+            pages=found.pages,
+            tail=found.tail,
+            checkpoint=found.checkpoint,
+            remembered_tokens=found.remembered_tokens,
+        )
+        for page in match.held_pages:
             page.pin(request_id)
-        if found.checkpoint is not None:
-            found.checkpoint.pins += 1
-        self._matches[request_id] = found
-        return found
+        if match.checkpoint is not None:
+            match.checkpoint.pins += 1
+        self._matches[request_id] = match
+        return match
 
     def release(self, match: Match) -> None:
         """Let go of what a match pinned. Harmless when it was admitted or released before."""
@@ -85,10 +74,10 @@ class ContextCache:
             return
         match.is_open = False
         del self._matches[match.request_id]
-        for page in (*match.pages, *((match.tail[0],) if match.tail else ())):
+        for page in match.held_pages:
             page.unpin(match.request_id)
         if match.checkpoint is not None:
-            self.store.unpin(match.checkpoint)
+            self.retention.store.unpin(match.checkpoint)
 
     def admit(self, match: Match, reserve_tokens: int, wanted: Sequence[Frontier], now: float) -> RequestLease | None:
         """Turn a match into a lease on pages for `reserve_tokens` tokens and a state slot, evicting what must give way.
@@ -117,7 +106,7 @@ class ContextCache:
             wanted=[f for f in wanted if match.cached_tokens < f.tokens <= len(match.tokens)],
         )
         if match.checkpoint is not None:
-            self._touch(match.checkpoint, match.tokens, now)
+            self.retention.touch(match.checkpoint, match.tokens, now)
         match.is_open = False
         del self._matches[match.request_id]
         self._leases[lease.request_id] = lease
@@ -134,7 +123,7 @@ class ContextCache:
             page.unpin(lease.request_id)
         lease.restore_sources = ()
         if lease.restore_checkpoint is not None:
-            self.store.unpin(lease.restore_checkpoint)
+            self.retention.store.unpin(lease.restore_checkpoint)
             lease.restore_checkpoint = None
 
     def grow(self, lease: RequestLease, total_tokens: int) -> bool:
@@ -157,7 +146,7 @@ class ContextCache:
         slot: Lease | None = None
         if reason is None and self.options.has_state:
             holder = Holder(UnitState.IN_FLIGHT, f"capture:{lease.request_id}")
-            if self.slots.free or self.store.least_valuable() is not None:
+            if self.slots.free or self.retention.store.least_valuable() is not None:
                 slot = self._take_slot(holder)
             else:
                 reason = SkipReason.SLOTS_PINNED
@@ -173,7 +162,7 @@ class ContextCache:
         if not ticket.is_open:
             return
         self._close_ticket(ticket)
-        self._publish(
+        self.retention.publish(
             ticket.lease, ticket.lease.tokens[: ticket.frontier.tokens], ticket.frontier.kind, ticket.slot, now
         )
 
@@ -232,9 +221,9 @@ class ContextCache:
     def reset(self) -> int:
         """Drop every checkpoint that nobody uses at this moment; returns how many."""
         dropped = 0
-        for checkpoint in list(self.store):
+        for checkpoint in list(self.retention.store):
             if checkpoint.pins == 0:
-                self._drop(checkpoint)
+                self.retention.drop(checkpoint)
                 dropped += 1
         return dropped
 
@@ -246,119 +235,20 @@ class ContextCache:
     def matches(self) -> Iterable[Match]:
         return self._matches.values()
 
-    @property
-    def trees(self) -> dict[str, PrefixTree]:
-        return self._trees
-
     # -- inside
 
-    def _match_checkpoint(self, request_id: str, namespace: str, tree: PrefixTree, tokens: Tokens, limit: int) -> Match:
-        nodes = tree.walk(tokens, limit)
-        remembered = nodes[-1].depth * self.options.page_size
-        found = tree.deepest_checkpoint(nodes, tokens, limit)
-        if found is None:
-            return Match(request_id, namespace, tokens, 0, ROOT_PATH, (), None, None, remembered)
-        pages = tuple(node.page for node in nodes[1 : found.node.depth + 1] if node.page is not None)
-        tail = (found.tail_page, len(found.tail)) if found.tail_page is not None else None
-        frontier = found.frontier_tokens
-        return Match(request_id, namespace, tokens, frontier, found.kind, pages, tail, found, max(remembered, frontier))
-
-    def _match_pages(self, request_id: str, namespace: str, tree: PrefixTree, tokens: Tokens, limit: int) -> Match:
-        nodes = tree.walk(tokens, limit)
-        pages = tuple(node.page for node in nodes if node.page is not None)
-        tail = tree.longest_partial(nodes[-1], tokens, limit)
-        cached = nodes[-1].depth * self.options.page_size + (tail[1] if tail else 0)
-        nearest = tree.deepest_checkpoint(nodes, tokens, limit)
-        if cached == 0:
-            path: str = ROOT_PATH
-        elif nearest is not None and nearest.frontier_tokens == cached:
-            path = nearest.kind
-        else:
-            path = CheckpointKind.SHARED_BRANCH
-        return Match(request_id, namespace, tokens, cached, path, pages, tail, nearest, cached)
+    def _find(self, namespace: str, tokens: Tokens) -> Found:
+        tree = self.retention.trees.get(namespace)
+        limit = len(tokens) - 1
+        if tree is None or limit < 1 or not self.options.prefix_reuse:
+            return Found()
+        return (find_checkpoint if self.options.has_state else find_pages)(tree, tokens, limit)
 
     def _why_not(self, lease: RequestLease, frontier: Frontier) -> SkipReason | None:
         if not self.options.prefix_reuse:
             return SkipReason.REUSE_OFF
-        existing = self._existing(lease.namespace, lease.tokens[: frontier.tokens])
+        existing = self.retention.existing(lease.namespace, lease.tokens[: frontier.tokens])
         return SkipReason.ALREADY_CACHED if existing is not None else None
-
-    def _existing(self, namespace: str, tokens: Tokens) -> Checkpoint | None:
-        tree = self._trees.get(namespace)
-        if tree is None:
-            return None
-        node = tree.walk(tokens, len(tokens))[-1]
-        start = node.depth * self.options.page_size
-        return node.checkpoints.get(tokens[start:]) if len(tokens) - start < self.options.page_size else None
-
-    def _publish(
-        self, lease: RequestLease, tokens: Tokens, kind: CheckpointKind, slot: Lease | None, now: float
-    ) -> None:
-        existing = self._existing(lease.namespace, tokens)
-        if existing is not None:
-            self.stats.publish_skipped[SkipReason.ALREADY_CACHED] += 1
-            if slot is not None:
-                slot.close()
-            return
-        size = self.options.page_size
-        tree = self._trees.setdefault(lease.namespace, PrefixTree(size))
-        node = tree.insert(tokens, lease.pages)
-        tail = tokens[node.depth * size :]
-        tail_page = lease.pages[node.depth] if tail else None
-        if tail_page is not None:
-            tail_page.ref()
-        checkpoint = Checkpoint(
-            number=self.store.next_number(),
-            namespace=lease.namespace,
-            tree=tree,
-            node=node,
-            tail=tail,
-            tail_page=tail_page,
-            slot=slot,
-            kind=kind,
-            owner=lease.request_id,
-            now=now,
-        )
-        if slot is not None:
-            slot.rename(Holder(UnitState.CACHED, checkpoint.name))
-        tree.attach(node, tail, checkpoint)
-        self.store.add(checkpoint)
-        self.stats.published[kind] += 1
-        self._supersede(checkpoint, tokens)
-
-    def _supersede(self, checkpoint: Checkpoint, tokens: Tokens) -> None:
-        """Older private checkpoints on the new one's own path give way first; so do endpoints and anchors by nature.
-
-        An endpoint is worth keeping only for clients that echo the answer exactly, an anchor only for forks; being used
-        proves either of them.
-        """
-        if checkpoint.kind in (CheckpointKind.PRIVATE_ENDPOINT, CheckpointKind.PRIVATE_LONG_ANCHOR):
-            self.store.supersede(checkpoint)
-        if checkpoint.kind is not CheckpointKind.PRIVATE_TURN_CLOSURE:
-            return
-        for ancestor in self._ancestors(checkpoint, tokens):
-            if not ancestor.kind.is_shared and ancestor is not checkpoint:
-                self.store.supersede(ancestor)
-
-    def _ancestors(self, checkpoint: Checkpoint, tokens: Tokens) -> list[Checkpoint]:
-        """Checkpoints on the path down to this one, itself included, deepest first."""
-        size = self.options.page_size
-        found: list[Checkpoint] = []
-        for node in (*reversed(checkpoint.node.path()), checkpoint.tree.root):
-            start = node.depth * size
-            found.extend(
-                other
-                for tail, other in node.checkpoints.items()
-                if other.frontier_tokens <= checkpoint.frontier_tokens and tokens[start : start + len(tail)] == tail
-            )
-        return found
-
-    def _touch(self, checkpoint: Checkpoint, tokens: Tokens, now: float) -> None:
-        """Mark it as used, and with it the shared prefixes that it stands on."""
-        self.store.touch(checkpoint, now)
-        for ancestor in self._ancestors(checkpoint, tokens):
-            if ancestor.kind.is_shared and ancestor is not checkpoint:
-                self.store.touch(ancestor, now)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.options.page_size)
@@ -366,58 +256,18 @@ class ContextCache:
     def _has_room(self, pages: int, slots: int) -> bool:
         if self.pages.free + self.pages.counts().cached < pages:
             return False
-        return slots == 0 or self.slots.free > 0 or self.store.least_valuable() is not None
+        return slots == 0 or self.slots.free > 0 or self.retention.store.least_valuable() is not None
 
     def _take_slot(self, holder: Holder) -> Lease:
         if not self.slots.free:
-            victim = self.store.least_valuable()
-            if victim is not None:
-                self._evict(victim)
+            self.retention.give_way()
         return self.slots.lease(holder, 1)
 
     def _take_pages(self, count: int, request_id: str) -> list[Page]:
-        while self.pages.free < count:
-            victim = self.store.least_valuable()
-            if victim is None:
-                break
-            if self.options.has_state:
-                self._evict(victim)
-            else:
-                self._shorten(victim)
+        give_way = self.retention.give_way if self.options.has_state else self.retention.give_way_by_a_page
+        while self.pages.free < count and give_way():
+            pass
         return [Page(self.pages, request_id) for _ in range(count)]
-
-    def _evict(self, checkpoint: Checkpoint) -> None:
-        self.stats.evictions[checkpoint.kind] += 1
-        self._drop(checkpoint)
-
-    def _drop(self, checkpoint: Checkpoint) -> None:
-        self.store.remove(checkpoint)
-        if checkpoint.slot is not None:
-            checkpoint.slot.close()
-        checkpoint.tree.detach(checkpoint)
-        if checkpoint.tail_page is not None:
-            checkpoint.tail_page.unref()
-        self._forget_empty_tree(checkpoint.namespace)
-
-    def _shorten(self, checkpoint: Checkpoint) -> None:
-        """Give up the last page only, which a model without recurrent states can: its KV can be cut anywhere."""
-        node = checkpoint.node
-        target = node if checkpoint.tail else node.parent
-        is_alone = checkpoint.tail != () or (not node.children and len(node.checkpoints) == 1)
-        if target is None or target.parent is None or () in target.checkpoints or not is_alone:
-            self._evict(checkpoint)
-            return
-        tree, tail_page = checkpoint.tree, checkpoint.tail_page
-        tree.attach(target, (), checkpoint)
-        tree.detach(checkpoint)
-        checkpoint.node, checkpoint.tail, checkpoint.tail_page = target, (), None
-        if tail_page is not None:
-            tail_page.unref()
-
-    def _forget_empty_tree(self, namespace: str) -> None:
-        tree = self._trees.get(namespace)
-        if tree is not None and tree.root.is_bare:
-            del self._trees[namespace]
 
     def _close_ticket(self, ticket: CaptureTicket) -> None:
         ticket.is_open = False
@@ -435,7 +285,7 @@ class ContextCache:
         self.confirm_restore(lease)
         if is_new and self.options.prefix_reuse:
             slot, lease.slot = lease.slot, None
-            self._publish(lease, tokens[:computed_tokens], kind, slot, now)
+            self.retention.publish(lease, tokens[:computed_tokens], kind, slot, now)
         for page in lease.pages:
             page.unpin(lease.request_id)
         lease.pages.clear()

@@ -31,6 +31,11 @@ class Match:
     """Leading tokens whose KV is in the tree, resumable or not; whole pages."""
     is_open: bool = True
 
+    @property
+    def held_pages(self) -> tuple[Page, ...]:
+        """Every page that it pins."""
+        return self.pages if self.tail is None else (*self.pages, self.tail[0])
+
 
 @dataclass(slots=True)
 class RequestLease:

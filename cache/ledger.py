@@ -15,7 +15,7 @@ def check(cache: ContextCache) -> list[str]:
     violations += _check_pages(cache)
     violations += _check_slots(cache)
     violations += _check_trees(cache)
-    violations += [f"{c.name} can be evicted but the heap cannot find it" for c in cache.store.unreachable()]
+    violations += [f"{c.name} can be evicted but the heap cannot find it" for c in cache.retention.store.unreachable()]
     return violations
 
 
@@ -28,14 +28,13 @@ def _check_pages(cache: ContextCache) -> list[str]:
         pages[id(page)] = page
         return id(page)
 
-    for tree in cache.trees.values():
+    for tree in cache.retention.trees.values():
         cached.update(seen(node.page) for node in tree.nodes() if node.page is not None)
-    cached.update(seen(c.tail_page) for c in cache.store if c.tail_page is not None)
+    cached.update(seen(c.tail_page) for c in cache.retention.store if c.tail_page is not None)
     for lease in cache.leases:
         pins.update((seen(page), lease.request_id) for page in (*lease.pages, *lease.restore_sources))
     for match in cache.matches:
-        held = (*match.pages, *((match.tail[0],) if match.tail else ()))
-        pins.update((seen(page), match.request_id) for page in held)
+        pins.update((seen(page), match.request_id) for page in match.held_pages)
     violations: list[str] = []
     for key, page in pages.items():
         if not page.lease.is_open:
@@ -51,7 +50,7 @@ def _check_pages(cache: ContextCache) -> list[str]:
 
 
 def _check_slots(cache: ContextCache) -> list[str]:
-    held: list[Lease] = [c.slot for c in cache.store if c.slot is not None]
+    held: list[Lease] = [c.slot for c in cache.retention.store if c.slot is not None]
     for lease in cache.leases:
         held += [slot for slot in (lease.slot, *(ticket.slot for ticket in lease.tickets)) if slot is not None]
     violations = ["a state slot that is still referred to was given back" for slot in held if not slot.is_open]
@@ -72,7 +71,7 @@ def _orphans(leases: tuple[Lease, ...], referred: set[int], what: str) -> list[s
 def _check_trees(cache: ContextCache) -> list[str]:
     violations: list[str] = []
     hung: list[int] = []
-    for namespace, tree in cache.trees.items():
+    for namespace, tree in cache.retention.trees.items():
         for node in (tree.root, *tree.nodes()):
             hung += [c.number for c in node.checkpoints.values()]
             if node.parent is not None and node.is_bare:
@@ -84,14 +83,14 @@ def _check_trees(cache: ContextCache) -> list[str]:
             for tail, c in node.checkpoints.items():
                 if c.node is not node or c.tail != tail or (c.tail_page is None) != (not tail):
                     violations.append(f"{c.name} does not hang where it says")
-    if sorted(hung) != sorted(c.number for c in cache.store):
+    if sorted(hung) != sorted(c.number for c in cache.retention.store):
         violations.append("the trees and the store do not list the same checkpoints")
     pinned: Counter[int] = Counter()
     pinned.update(lease.restore_checkpoint.number for lease in cache.leases if lease.restore_checkpoint is not None)
     pinned.update(match.checkpoint.number for match in cache.matches if match.checkpoint is not None)
     violations += [
         f"{c.name}: {c.pins} pins on record, {pinned[c.number]} found"
-        for c in cache.store
+        for c in cache.retention.store
         if c.pins != pinned[c.number]
     ]
     return violations

@@ -142,7 +142,7 @@ def test_only_one_of_two_equal_captures_is_kept():
     tickets = [cache.capture(lease, Frontier(8, CLOSURE)) for lease in leases]
     for ticket in tickets:
         cache.publish(ticket, tick())
-    assert len(cache.store) == 1
+    assert len(cache.retention.store) == 1
     assert cache.stats.publish_skipped[SkipReason.ALREADY_CACHED] == 1
     assert check(cache) == []
 

@@ -1,4 +1,4 @@
-"""Random histories of requests against tiny pools: after every step nothing leaks, and reuse is never of wrong bytes."""
+"""Random histories against tiny pools: after every step nothing leaks, and reuse is never of wrong bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cache.ledger import check
 from cache.types import CacheOptions, CheckpointKind, Frontier
 
 sys.path.insert(0, str(Path(__file__).parent))
-from device_model import Device  # noqa: E402
+from device_model import Device
 
 HISTORIES = int(os.environ.get("DALSEGNO_TEST_HISTORIES", "1000"))
 
@@ -185,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.reset()
         assert self.cache.pages.free == self.cache.pages.capacity
         assert self.cache.slots.free == self.cache.slots.capacity
-        assert not self.cache.trees
+        assert not self.cache.retention.trees
 
 
 @pytest.mark.parametrize("histories", [HISTORIES])
