@@ -1,8 +1,8 @@
 """What is remembered between requests, and what gives way: the whole package in one page.
 
 A request walks `match` -> `admit` (a lease) -> `capture` and `publish` while it prefills -> `grow` while it decodes ->
-`finish` or `abort`. The cache decides and returns `Copy` records; the engine runs them and confirms. `check` proves at any
-moment that every unit is free, cached, pinned by a request or in a named copy.
+`finish` or `abort`. The cache decides and returns `Copy` records; the engine runs them and confirms. `check` proves at
+any moment that every unit is free, cached, pinned by a request or in a named copy.
 
 Pure Python: no torch, no asyncio, no input or output; time comes in as an argument. One task owns every object here.
 """
