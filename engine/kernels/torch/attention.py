@@ -1,0 +1,123 @@
+"""Rotary embedding and softmax attention over paged keys and values.
+
+Where a layer's pages are stored with keys and values apart (as `engine.storage` does on the host), pages that are
+neighbours are read in place; other contexts are gathered, one sequence at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine.kernels.torch.plan import Context, StepPlan
+
+
+def apply_rope(plan: StepPlan, q: torch.Tensor, k: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
+    """Rotate the leading dims of q [n, Hq, D] and k [n, Hkv, D] in place; NeoX halves (Su et al., 2021)."""
+    cos, sin = _rope_rows(plan, cos_sin_cache, q.dtype)
+    rotary_dim = cos.shape[-1]
+    joint = _side_by_side(q, k)
+    for x in (q, k) if joint is None else (joint,):
+        rotated = x[..., :rotary_dim]
+        halves_swapped = rotated.roll(rotary_dim // 2, dims=-1)
+        rotated.mul_(cos).addcmul_(halves_swapped, sin)
+
+
+def _rope_rows(plan: StepPlan, table: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, 1, rotary_dim] each: cosines twice; sines negative in the left half."""
+    key = id(table)
+    if key not in plan.rope:
+        cos, sin = table[plan.positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)
+        plan.rope[key] = (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+    return plan.rope[key]
+
+
+def _side_by_side(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """One view of both, if they are neighbouring columns of one projection's output."""
+    is_adjacent = k.data_ptr() == q.data_ptr() + q.shape[1] * q.shape[2] * q.element_size()
+    if not is_adjacent or q.stride() != k.stride() or q.stride(1) != q.shape[2]:
+        return None
+    return q.as_strided((q.shape[0], q.shape[1] + k.shape[1], q.shape[2]), q.stride())
+
+
+def append_paged_kv(plan: StepPlan, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor) -> None:
+    """Write k and v [n, Hkv, D] to the step's places in kv_cache [pages, 2, page_size, Hkv, D]."""
+    for new, pages in zip((k, v), kv_cache.unbind(1), strict=True):
+        rows = _as_rows(pages) if plan.write_first_row is not None else None
+        if rows is not None and plan.write_first_row is not None:
+            rows.narrow(0, plan.write_first_row, len(new)).copy_(new)
+        else:
+            pages[plan.write_pages, plan.write_offsets] = new
+
+
+def paged_attention(plan: StepPlan, q: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention of q [n, Hq, D] over each sequence's own pages -> [n, Hq, D]."""
+    kv_heads, dim = kv_cache.shape[3:]
+    decodes = plan.num_decodes
+    # The queries of one key head are the rows of one product.
+    grouped = q[:decodes].reshape(decodes, kv_heads, q.shape[1] // kv_heads, dim)
+    parts = []
+    for i in range(decodes):
+        keys, values = _context(kv_cache, plan.contexts[i])
+        parts.append(F.scaled_dot_product_attention(grouped[i : i + 1], keys, values, scale=scale))
+    out = torch.cat(parts).view(decodes, *q.shape[1:]) if parts else q[:0]
+    if decodes == len(q):
+        return out
+    later = []
+    for i in plan.prefills:
+        keys, values = _context(kv_cache, plan.contexts[i])
+        later.append(_attend_causal(q[plan.starts[i] : plan.starts[i + 1]], keys, values, scale))
+    return torch.cat((out, *later)) if decodes or len(later) > 1 else later[0].contiguous()
+
+
+def _as_rows(pages: torch.Tensor) -> torch.Tensor | None:
+    """[pages, page_size, H, D] seen as [pages * page_size, H, D], or None if that needs a copy."""
+    if pages.stride(0) != pages.shape[1] * pages.stride(1):
+        return None
+    return pages.view(-1, pages.shape[2], pages.shape[3])
+
+
+def _context(kv_cache: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """The context's keys and values, [1, H, tokens, D] each: views if they lie in one run, else copies."""
+    page, kind, row, head, _ = kv_cache.stride()
+    page_size, heads, dim = kv_cache.shape[2:]
+    tokens = context.tokens
+    if context.first_row is not None and page == page_size * row:
+        shape, strides = (1, heads, tokens, dim), (0, head, row, 1)
+        start = kv_cache.storage_offset() + context.first_row * row
+        return kv_cache.as_strided(shape, strides, start), kv_cache.as_strided(shape, strides, start + kind)
+    pages = context.pages.to(kv_cache.device)
+    keys, values = (
+        x.index_select(0, pages).view(1, -1, heads, dim)[:, :tokens].transpose(1, 2) for x in kv_cache.unbind(1)
+    )
+    return keys, values
+
+
+def _attend_causal(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [n, Hq, D] of the last n tokens; keys and values [1, Hkv, tokens, D]."""
+    heads_first = q.transpose(0, 1)[None]
+    tokens = keys.shape[2]
+    past = tokens - len(q)
+    if past == 0:
+        out = F.scaled_dot_product_attention(heads_first, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+    elif q.device.type == "cpu":
+        out = _attend_past_and_own(heads_first, keys, values, past, scale)
+    else:
+        mask = torch.ones(len(q), tokens, dtype=torch.bool, device=q.device).tril(past)
+        out = F.scaled_dot_product_attention(heads_first, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def _attend_past_and_own(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, past: int, scale: float
+) -> torch.Tensor:
+    """Attend to the past without a mask and to the own tokens causally, then weigh the two by their softmax sums.
+
+    Torch's causal flag counts from the first key, so a segment behind a context would need a mask of n * tokens, and
+    would compute what the mask hides. The merge is FlashAttention's (Dao et al., 2022, section 3.1).
+    """
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out_past, lse_past = attend(q, keys[:, :, :past], values[:, :, :past], 0.0, False, scale=scale)
+    out_own, lse_own = attend(q, keys[:, :, past:], values[:, :, past:], 0.0, True, scale=scale)
+    share_of_past = torch.sigmoid(lse_past - lse_own).unsqueeze(-1).to(q.dtype)
+    return torch.lerp(out_own, out_past, share_of_past)

@@ -1,0 +1,274 @@
+"""The engine loop: one task that owns all mutable state and turns submissions into deltas, one step at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from engine.errors import EngineUnavailableError, QueueTimeoutError, RequestError
+from engine.plan import StepPlan
+from engine.request import FinishReason, GenerationRequest, Timings, Usage
+from engine.runner import Runner
+from engine.scheduler import Scheduler, TokenOutcome
+from engine.sequence import SequenceRecord, SequenceState
+from engine.stream import Generation, Mailbox
+from engine.text.detokenizer import Detokenizer
+
+_IDLE_TURN_SECONDS = 1.0
+_FAILURES_BEFORE_RESTART = 3
+_SEED_BITS = 63
+
+logger = logging.getLogger("dalsegno.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    request: GenerationRequest
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Consumer:
+    mailbox: Mailbox
+    detokenizer: Detokenizer
+
+
+@dataclass(slots=True)
+class LoopTotals:
+    """Counts since the start. Mutable: only the loop's task may touch it."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    suspensions: int = 0
+    step_failures: int = 0
+    restarts: int = 0
+
+
+class EngineLoop:
+    """Owner of the scheduler, the inbox and every answer. Mutable: only the event loop's thread may touch it; the
+    runner works in a thread of its own, while nothing else touches what it works on.
+    """
+
+    def __init__(
+        self,
+        new_scheduler: Callable[[], Scheduler],
+        runner: Runner,
+        new_detokenizer: Callable[[], Detokenizer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.totals = LoopTotals()
+        self.consecutive_failures = 0
+        self.scheduler = new_scheduler()
+        self._new_scheduler = new_scheduler
+        self._runner = runner
+        self._new_detokenizer = new_detokenizer
+        self._clock = clock
+        self._turned_at = clock()
+        self._first_cause: Exception | None = None
+        self._inbox: deque[_Submission] = deque()
+        self._cancelled: deque[tuple[str, Mailbox]] = deque()
+        self._consumers: dict[str, _Consumer] = {}
+        self._has_work = asyncio.Event()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._is_stopping = False
+        self._thread = _new_thread()
+
+    @property
+    def heartbeat_age_seconds(self) -> float:
+        return self._clock() - self._turned_at
+
+    @property
+    def inbox_size(self) -> int:
+        return len(self._inbox)
+
+    @property
+    def suspensions_total(self) -> int:
+        return self.totals.suspensions + self.scheduler.suspensions_total
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request, with a seed if it has none. Raises RequestError and its kinds for one that is refused."""
+        if request.request_id in self._consumers:
+            raise RequestError(f"request id {request.request_id!r} is in use; choose another", param="request_id")
+        self.scheduler.validate(request, also_waiting=len(self._inbox))
+        seed = request.sampling.seed
+        seed = secrets.randbits(_SEED_BITS) if seed is None else seed & (2**_SEED_BITS - 1)
+        request = replace(request, sampling=replace(request.sampling, seed=seed))
+        mailbox = Mailbox()
+        self._consumers[request.request_id] = _Consumer(mailbox, self._new_detokenizer())
+        self._inbox.append(_Submission(request, self._clock()))
+        self._is_empty.clear()
+        self._has_work.set()
+        return Generation(request.request_id, mailbox, partial(self._cancel, request.request_id, mailbox))
+
+    async def run(self) -> None:
+        """Turn until `stop`. A fault costs the requests it hits, never the loop."""
+        while not self._is_stopping:
+            try:
+                await self._turn()
+            except Exception as error:
+                logger.exception("the engine loop failed, and with it every request; restarting it")
+                self._restart(error, keeps_waiting=False)
+                self._has_work.clear()
+                await self._wait_for_work()
+
+    async def wait_until_empty(self) -> None:
+        """Returns when no request is alive."""
+        await self._is_empty.wait()
+
+    async def stop(self, task: asyncio.Task[None] | None) -> None:
+        """End `run`'s task, if it was started, after its current step; then fail what is left."""
+        self._is_stopping = True
+        self._has_work.set()
+        if task is not None:
+            await asyncio.wait([task])
+        self.scheduler.abort(self._consumers)
+        for request_id in tuple(self._consumers):
+            self._fail(request_id, EngineUnavailableError("the engine was stopped; send the request again later"))
+        self._inbox.clear()
+        self._thread.shutdown(wait=False)
+
+    def _cancel(self, request_id: str, mailbox: Mailbox) -> None:
+        """Note that a consumer has left. May be called from any thread, by the garbage collector; wakes nothing, for
+        the loop turns as long as a request is alive."""
+        self._cancelled.append((request_id, mailbox))
+
+    async def _turn(self) -> None:
+        self._turned_at = now = self._clock()
+        self._take_in()
+        plan = self.scheduler.plan(now)
+        for sequence in self.scheduler.expire(now):
+            self._fail(sequence.request_id, self._waited_too_long(sequence, now))
+        if plan is None:
+            await self._wait_for_work()
+            return
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, plan)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is logged and costs this step's requests only
+            self._step_failed(plan, error)
+            return
+        self.consecutive_failures = 0
+        self._first_cause = None
+        self._count(plan)
+        for outcome in self.scheduler.apply(plan, result, self._clock()):
+            self._hand_out(outcome)
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            submission = self._inbox.popleft()
+            self.scheduler.submit(submission.request, submission.submitted_at)
+        while self._cancelled:
+            request_id, mailbox = self._cancelled.popleft()
+            consumer = self._consumers.get(request_id)
+            if consumer is not None and consumer.mailbox is mailbox:
+                self.scheduler.cancel(request_id)
+                self._forget(request_id)
+
+    async def _wait_for_work(self) -> None:
+        try:
+            async with asyncio.timeout(_IDLE_TURN_SECONDS):
+                await self._has_work.wait()
+        except TimeoutError:
+            return
+        self._has_work.clear()
+
+    def _hand_out(self, outcome: TokenOutcome) -> None:
+        sequence, reason = outcome.sequence, outcome.finish_reason
+        consumer = self._consumers[sequence.request_id]
+        if reason is not FinishReason.STOP:
+            consumer.mailbox.put(consumer.detokenizer.push(outcome.token_id), outcome.token_id)
+        if reason is not None:
+            usage = Usage(len(sequence.request.prompt_token_ids), sequence.output_tokens)
+            consumer.mailbox.finish(consumer.detokenizer.flush(), reason, usage, _timings(sequence))
+            self._forget(sequence.request_id)
+
+    def _step_failed(self, plan: StepPlan, error: Exception) -> None:
+        self.totals.step_failures += 1
+        self.consecutive_failures += 1
+        self._first_cause = self._first_cause or error
+        request_ids = [segment.request_id for segment in plan.segments]
+        logger.error("a step failed, and with it %d requests", len(request_ids), exc_info=error)
+        error.__traceback__ = None  # its frames hold the step's tensors
+        for sequence in self.scheduler.abort(request_ids):
+            self._fail(sequence.request_id, _unavailable(self._first_cause))
+        if self.consecutive_failures % _FAILURES_BEFORE_RESTART == 0:
+            logger.error("%d steps failed in a row; restarting the engine loop", self.consecutive_failures)
+            self._restart(self._first_cause, keeps_waiting=True)
+
+    def _restart(self, cause: Exception, *, keeps_waiting: bool) -> None:
+        """Begin anew with the weights that are there: fresh pools, zeroed state, a fresh thread.
+
+        Requests that had begun fail; those that only waited stay in the queue, or fail too.
+        """
+        self.totals.restarts += 1
+        self.totals.suspensions += self.scheduler.suspensions_total
+        waiting = [each for each in self.scheduler.waiting if each.state is SequenceState.WAITING]
+        if not keeps_waiting:
+            waiting.clear()
+            self._inbox.clear()
+        self.scheduler = self._new_scheduler()
+        kept = {sequence.request_id for sequence in waiting} | {each.request.request_id for each in self._inbox}
+        for request_id in self._consumers.keys() - kept:
+            self._fail(request_id, _unavailable(cause))
+        for sequence in waiting:
+            self.scheduler.submit(sequence.request, sequence.submitted_at)
+        self._thread.shutdown(wait=False)
+        self._thread = _new_thread()
+        self._thread.submit(self._runner.reset)
+        logger.warning("the engine loop restarted; %d waiting requests were kept", len(waiting))
+
+    def _fail(self, request_id: str, error: RequestError) -> None:
+        consumer = self._consumers.get(request_id)
+        if consumer is not None:
+            consumer.mailbox.fail(error)
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._consumers.pop(request_id, None)
+        if not self._consumers:
+            self._is_empty.set()
+
+    def _waited_too_long(self, sequence: SequenceRecord, now: float) -> QueueTimeoutError:
+        limit = self.scheduler.limits.pending_timeout_seconds
+        waited = now - sequence.submitted_at
+        return QueueTimeoutError(
+            f"the request waited {waited:.1f} seconds for room; the limit is {limit:g}; try again later"
+        )
+
+    def _count(self, plan: StepPlan) -> None:
+        decodes = sum(segment.is_decode for segment in plan.segments)
+        self.totals.steps += 1
+        self.totals.decode_tokens += decodes
+        self.totals.prefill_tokens += plan.num_tokens - decodes
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dalsegno-engine")
+
+
+def _unavailable(cause: Exception) -> EngineUnavailableError:
+    error = EngineUnavailableError(
+        f"the engine failed while it computed this request ({type(cause).__name__}: {cause}); send it again"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _timings(sequence: SequenceRecord) -> Timings:
+    submitted, admitted = sequence.submitted_at, sequence.admitted_at
+    first, last = sequence.first_token_at, sequence.last_token_at
+    return Timings(
+        queue_seconds=None if admitted is None else admitted - submitted,
+        prefill_seconds=None if admitted is None or first is None else first - admitted,
+        ttft_seconds=None if first is None else first - submitted,
+        decode_seconds=None if first is None or last is None else last - first,
+        total_seconds=None if last is None else last - submitted,
+    )

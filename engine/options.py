@@ -1,0 +1,57 @@
+"""What an operator may choose about the engine. Names and defaults are those of the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.kernels.select import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The `engine.` and `cache.` keys of the configuration; None means automatic."""
+
+    max_concurrency: int = 8
+    """Running requests."""
+    max_pending_requests: int = 64
+    """Waiting requests; one more is refused."""
+    pending_timeout_s: float = 60.0
+    """Longest wait before the first step, in seconds."""
+    max_context: int | None = None
+    """Tokens of prompt and output together; automatic is the model's, at most what fits."""
+    prefill_chunk: int | None = None
+    """Tokens of a prefill segment; automatic is 512 on the CPU and 2048 on CUDA."""
+    default_max_tokens: int = 4096
+    """Output tokens of a request that does not say; applied by the HTTP schema."""
+    backend: Backend = "auto"
+    """Kernels."""
+    kv_pages: int | None = None
+    """KV pages on the device; excludes `kv_cache_mib`."""
+    kv_cache_mib: int | None = None
+    """Bytes of KV pages on the device, in MiB; excludes `kv_pages`."""
+    page_size: int | None = None
+    """Tokens of a KV page; automatic is 16 on the CPU and 64 on CUDA."""
+    device_state_slots: int = 16
+    """State slots beyond those of the running requests."""
+
+    def __post_init__(self) -> None:
+        least = {
+            "max_concurrency": 1,
+            "max_pending_requests": 0,
+            "pending_timeout_s": 0,
+            "max_context": 2,
+            "prefill_chunk": 1,
+            "default_max_tokens": 1,
+            "kv_pages": 1,
+            "kv_cache_mib": 1,
+            "page_size": 1,
+            "device_state_slots": 0,
+        }
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, not {value}")
+        if self.kv_pages is not None and self.kv_cache_mib is not None:
+            raise ValueError("kv_pages and kv_cache_mib say the same thing twice; set one of them")

@@ -1,0 +1,61 @@
+"""One step's work: the only thing that the scheduler hands to the runner, and what the runner hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.kernels import StateCapture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Consecutive tokens of one request that a step computes."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    start: int
+    """Position of the first of `token_ids` in its sequence; the tokens before it are in the pages and the state."""
+    page_ids: npt.NDArray[np.int32]
+    """The block table: pages of positions 0..end - 1, in order. Read only."""
+    state_slot: int
+    is_sampled: bool
+    """Whether a token is to be picked after the last one."""
+    sampling: SamplingParams
+    """Its seed is set."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last token: the position of the token that is picked."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def is_decode(self) -> bool:
+        """One new token with a context: the kernels want these first."""
+        return len(self.token_ids) == 1 and self.start > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """At least one segment, decodes first, at most one segment of each request."""
+
+    segments: tuple[Segment, ...]
+    captures: tuple[StateCapture, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step picked: a token for each sampled segment, by request id."""
+
+    token_ids: Mapping[str, int]

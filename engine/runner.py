@@ -1,0 +1,96 @@
+"""Runs one step: a StepPlan to the kernels' batch layout, through the model, to one token for each sampled request."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.kernels import BatchLayout, Kernels, SamplingBatch
+from engine.models.registry import Model
+from engine.plan import Segment, StepPlan, StepResult
+from engine.storage import ModelState
+
+
+class Runner:
+    """Owns the model's state. Mutable: `run` and `reset` belong to the engine thread."""
+
+    def __init__(self, model: Model, kernels: Kernels, state: ModelState, page_size: int) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._state = state
+        self._page_size = page_size
+
+    @property
+    def backend_name(self) -> str:
+        return self._kernels.name
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens, leave their KV and state behind, and pick the tokens that it asks for."""
+        segments = plan.segments
+        lengths = np.array([len(segment.token_ids) for segment in segments], np.int32)
+        layout = build_layout(plan, lengths, self._page_size)
+        self._kernels.plan(layout)
+        token_ids = np.concatenate([np.array(segment.token_ids, np.int64) for segment in segments])
+        hidden = self._model.forward(self._kernels, self._state, torch.from_numpy(token_ids).to(self._kernels.device))
+        sampled = [index for index, segment in enumerate(segments) if segment.is_sampled]
+        if not sampled:
+            return StepResult({})
+        if len(sampled) < len(hidden):
+            last_rows = layout.qo_indptr[1:].to(torch.int64)[sampled] - 1
+            hidden = hidden[last_rows.to(hidden.device)]
+        logits = self._model.logits(self._kernels, hidden)
+        picked = self._kernels.sample(logits, build_sampling([segments[index] for index in sampled])).tolist()
+        return StepResult({segments[index].request_id: token for index, token in zip(sampled, picked, strict=True)})
+
+    def reset(self) -> None:
+        """Zero every page and slot, so that nothing of a failed step is left."""
+        for tensor in (*self._state.kv, *self._state.conv, *self._state.recurrent):
+            tensor.zero_()
+
+
+def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLayout:
+    """The plan as host tensors; `lengths` [B] are the segments' token counts."""
+    segments = plan.segments
+    starts = np.array([segment.start for segment in segments], np.int32)
+    ends = starts + lengths
+    page_counts = np.array([len(segment.page_ids) for segment in segments], np.int32)
+    return BatchLayout(
+        num_decodes=sum(segment.is_decode for segment in segments),
+        qo_indptr=_indptr(lengths),
+        kv_indptr=_indptr(page_counts),
+        kv_indices=torch.from_numpy(np.concatenate([segment.page_ids for segment in segments])),
+        kv_last_page_len=torch.from_numpy((ends - 1) % page_size + 1),
+        positions=_positions(starts, lengths),
+        state_slots=torch.from_numpy(np.array([segment.state_slot for segment in segments], np.int32)),
+        has_initial_state=torch.from_numpy(starts > 0),
+        page_size=page_size,
+        captures=plan.captures,
+    )
+
+
+def build_sampling(segments: list[Segment]) -> SamplingBatch:
+    """How to pick a token after each of `segments`."""
+    params = [segment.sampling for segment in segments]
+    return SamplingBatch(
+        temperature=torch.tensor([each.temperature for each in params], dtype=torch.float32),
+        top_k=torch.tensor([each.top_k for each in params], dtype=torch.int32),
+        top_p=torch.tensor([each.top_p for each in params], dtype=torch.float32),
+        min_p=torch.tensor([each.min_p for each in params], dtype=torch.float32),
+        seeds=torch.tensor([each.seed or 0 for each in params], dtype=torch.int64),
+        offsets=torch.tensor([segment.end for segment in segments], dtype=torch.int64),
+    )
+
+
+def _indptr(counts: np.ndarray) -> torch.Tensor:
+    indptr = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=indptr[1:])
+    return torch.from_numpy(indptr)
+
+
+def _positions(starts: np.ndarray, lengths: np.ndarray) -> torch.Tensor:
+    """starts[0], starts[0] + 1, ...: each segment's positions, one after the other."""
+    firsts = np.cumsum(lengths) - lengths
+    return torch.from_numpy(
+        np.repeat(starts - firsts, lengths).astype(np.int32) + np.arange(lengths.sum(), dtype=np.int32)
+    )

@@ -1,0 +1,41 @@
+"""What the engine says about itself, for health, metrics and the dashboard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cache import PoolCounts
+
+
+class EngineStatus(StrEnum):
+    """Where the engine is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """Counts at one moment, taken between two steps or during one; totals count from the start of the engine."""
+
+    status: EngineStatus
+    heartbeat_age_seconds: float
+    """Since the loop last turned; a loop that is well turns at least once a second, unless one step takes longer."""
+    running: int
+    """Requests that hold pages and a slot: `prefilling + decoding`."""
+    waiting: int
+    """Requests that wait for room, suspended ones included."""
+    prefilling: int
+    decoding: int
+    kv_pages: PoolCounts
+    state_slots: PoolCounts
+    steps_total: int
+    prefill_tokens_total: int
+    decode_tokens_total: int
+    suspensions_total: int
+    step_failures_total: int
+    consecutive_step_failures: int
+    loop_restarts_total: int

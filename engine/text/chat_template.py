@@ -1,0 +1,137 @@
+"""A conversation to one prompt text, by the checkpoint's own chat template."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from engine.errors import ChatTemplateError
+from engine.text.template_sandbox import TemplateLimits, new_environment
+from engine.text.tokenizer import read_special_tokens, read_tokenizer_config
+
+_DEFAULT_NAME = "default"
+_TOOL_USE_NAME = "tool_use"
+
+
+class ChatTemplate:
+    """Compiled chat templates of one checkpoint. Immutable, so any thread may use it."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        """`sources` by name; `default` is used for chats, `tool_use` (where there is one) for chats with tools.
+
+        Raises ChatTemplateError with the line when one does not compile.
+        """
+        self._special_tokens = dict(special_tokens or {})
+        self._limits = TemplateLimits()
+        environment = new_environment(self._limits)
+        self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
+        if _DEFAULT_NAME not in self._templates and len(self._templates) != 1:
+            names = ", ".join(sorted(self._templates)) or "none"
+            raise ChatTemplateError(f"no chat template is named {_DEFAULT_NAME!r}; the checkpoint has: {names}")
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate | None:
+        """From `chat_template.jinja` or `tokenizer_config.json`; None where neither has one.
+
+        Raises ChatTemplateError (with the line) when it does not compile, ModelLoadError for an unreadable file.
+        """
+        sources = _read_sources(folder)
+        return cls(sources, read_special_tokens(folder)) if sources is not None else None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages` (OpenAI's shape; content is a string, None, or a list of text parts).
+
+        `variables` are the template's own, e.g. {"enable_thinking": False}. Raises ChatTemplateError with the line and
+        what the template said.
+        """
+        name = _TOOL_USE_NAME if tools and _TOOL_USE_NAME in self._templates else _DEFAULT_NAME
+        template = self._templates.get(name) or next(iter(self._templates.values()))
+        context = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": [_with_plain_content(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        watch = self._limits.start()
+        pieces: list[str] = []
+        try:
+            for piece in template.generate(context):
+                watch.count(len(piece))
+                pieces.append(piece)
+        except ChatTemplateError:
+            raise
+        except Exception as error:  # a template can fail in any way that Python can
+            raise ChatTemplateError(f"the chat template failed{_line_of(error)}: {_what_it_said(error)}") from error
+        return "".join(pieces)
+
+
+def _read_sources(folder: Path) -> dict[str, str] | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return {_DEFAULT_NAME: path.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise ChatTemplateError(f"{path} cannot be read as UTF-8 text: {error}") from error
+    found = read_tokenizer_config(folder).get("chat_template")
+    if found is None:
+        return None
+    if isinstance(found, str):
+        return {_DEFAULT_NAME: found}
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        if len(named) == len(found) and all(isinstance(text, str) for pair in named.items() for text in pair):
+            return {str(name): str(template) for name, template in named.items()}
+    raise ChatTemplateError(
+        f"{folder / 'tokenizer_config.json'}: chat_template must be a string or a list of "
+        '{"name": ..., "template": ...} objects'
+    )
+
+
+def _compile(environment: jinja2.Environment, name: str, source: str) -> jinja2.Template:
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(
+            f"the chat template {name!r} is broken at line {error.lineno}: {error.message}"
+        ) from error
+
+
+def _with_plain_content(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `message` whose text parts are joined by newlines: templates written for strings take both."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return dict(message)
+    if not isinstance(content, Sequence):
+        raise ChatTemplateError(f"message content must be a string or a list of parts, not {type(content).__name__}")
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ChatTemplateError(f"a message has a content part of type {kind!r}; this model takes text parts only")
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}
+
+
+def _line_of(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f" at line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return f" at line {frames[-1].lineno}" if frames else ""
+
+
+def _what_it_said(error: Exception) -> str:
+    return str(error) or type(error).__name__

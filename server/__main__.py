@@ -1,0 +1,5 @@
+"""`python -m server` is `dalsegno`."""
+
+from server.cli import main
+
+main()

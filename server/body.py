@@ -1,0 +1,54 @@
+"""Reads a request's body: its size, its type, its JSON and its schema, each with an error of its own."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from server.errors import ApiError, from_validation
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Far above any context that fits; a larger body is refused before it is held in memory."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_json_object(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """The body as a JSON object. Raises ApiError: 415, 413 or 400."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise ApiError(415, "the body must be JSON; send content-type: application/json", code="unsupported_media_type")
+    raw = await _read(request, max_bytes)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(
+            400, f"the body is not JSON at line {error.lineno}, column {error.colno}: {error.msg}", code="invalid_json"
+        ) from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    return body
+
+
+def parse(schema: type[Model], body: dict[str, Any]) -> Model:
+    """The body as `schema`. Raises ApiError (400) that names the first wrong field and never its value."""
+    try:
+        return schema.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error, body) from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    too_large = ApiError(413, f"the body is larger than {max_bytes:,} bytes", code="request_too_large")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise too_large
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > max_bytes:
+            raise too_large
+    return bytes(raw)

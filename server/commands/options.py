@@ -1,0 +1,101 @@
+"""Gives a command its flags from the schema of the settings, so that each key is written down once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+import typer
+
+from ops.log import configure_logging
+from server.configuration import resolve
+from server.settings import Key, all_keys
+
+Result = TypeVar("Result")
+
+MODEL_KEY = "server.model"
+
+
+def with_settings(
+    *sections: str, model: Literal["argument", "option", "none"] = "none"
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorate a command whose first parameter is `resolved: Resolved`.
+
+    It gets a flag for each key of `sections` and of `ops`, `--config`, and the model as MODEL or --model. The settings
+    are resolved and logging is set up before the command runs.
+    """
+    keys = [key for key in all_keys() if key.section in {*sections, "ops"} and key.dotted != MODEL_KEY]
+    model_keys = [key for key in all_keys() if key.dotted == MODEL_KEY and model != "none"]
+
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+        hints = get_type_hints(command, include_extras=True)
+        own = list(inspect.signature(command).parameters.values())[1:]
+        own = [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> Result:
+            config = values.pop("config")
+            flags = {key.dotted: values.pop(_parameter_name(key)) for key in [*model_keys, *keys]}
+            given = {name: value for name, value in flags.items() if value not in (None, [], ())}
+            resolved = resolve(given, config_file=config)
+            configure_logging(resolved.settings.ops.log_level, resolved.settings.ops.log_format)
+            return command(resolved, **values)
+
+        declare_model = _argument if model == "argument" else _model_option
+        generated = [*map(declare_model, model_keys), _config_option(), *map(_option, keys)]
+        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*own, *generated]]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _parameter_name(key: Key) -> str:
+    return f"{key.section}_{key.name}"
+
+
+def _option(key: Key) -> inspect.Parameter:
+    default = "none" if key.is_list else str(key.default)
+    option = typer.Option(
+        key.flag,
+        help=f"{key.meaning} [{key.dotted}, default {default}]".replace("[", "\\["),
+        show_default=False,
+        metavar=_metavar(key),
+        rich_help_panel=f"{key.section} settings",
+    )
+    kind: Any = list[str] | None if key.is_list else str | None
+    return _parameter(_parameter_name(key), Annotated[kind, option])
+
+
+def _argument(key: Key) -> inspect.Parameter:
+    argument = typer.Argument(help=key.meaning, show_default=f"{key.default}", metavar="[MODEL]")
+    return _parameter(_parameter_name(key), Annotated[str | None, argument])
+
+
+def _model_option(key: Key) -> inspect.Parameter:
+    option = typer.Option("--model", help=key.meaning, show_default=f"{key.default}", metavar="MODEL")
+    return _parameter(_parameter_name(key), Annotated[str | None, option])
+
+
+def _config_option() -> inspect.Parameter:
+    option = typer.Option("--config", help="TOML file with settings, see config.example.toml", metavar="FILE")
+    return _parameter("config", Annotated[Path | None, option])
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _metavar(key: Key) -> str:
+    choices = get_args(key.field.annotation)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return "|".join(choices)
+    if key.is_secret:
+        return "KEY"
+    if isinstance(key.default, str) and key.default != "auto":
+        return key.name.upper()
+    return "SECONDS" if key.name.endswith("_s") else "NAME" if key.name.endswith("name") else "N"

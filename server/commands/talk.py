@@ -1,0 +1,176 @@
+"""Somebody to talk to: a model in this process, or a daemon elsewhere. `chat` and `generate` share it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httpx
+from pydantic import ValidationError
+
+from engine.errors import EngineError
+from server.configuration import Resolved
+from server.schema.chat import ChatCompletionChunk
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from server.sampling import SamplingDefaults
+
+_CONNECT_SECONDS = 10.0
+
+
+class DaemonUnreachableError(EngineError):
+    """The daemon at --url does not answer, or answers with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to answer; None leaves it to the model's defaults."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    enable_thinking: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A piece of an answer; the last one has the reason of the end and the cost as the HTTP API writes it."""
+
+    reasoning: str = ""
+    content: str = ""
+    finish_reason: str | None = None
+    cost: Mapping[str, Any] = field(default_factory=dict)
+
+
+Message = Mapping[str, str]
+
+
+class Talker(Protocol):
+    """Answers conversations, one at a time."""
+
+    async def open(self) -> None:
+        """Get ready; loads the model, or looks whether the daemon is there."""
+        ...
+
+    def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
+        """Stream an answer; closing the generator cancels it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LocalTalker:
+    """A model in this process."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._settings = resolved.settings
+        self._engine: Engine | None = None
+        self._defaults: SamplingDefaults | None = None
+
+    async def open(self) -> None:
+        from server.daemon import load_engine
+        from server.sampling import SamplingDefaults
+
+        engine = load_engine(self._settings)
+        await engine.start()
+        self._engine = engine
+        self._defaults = SamplingDefaults.from_folder(engine.model_folder, self._settings)
+
+    async def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
+        from server.chat import Prompt, pieces, render_prompt, submit
+
+        assert self._engine is not None
+        assert self._defaults is not None
+        sampling = self._defaults.choose(max_tokens=wishes.max_tokens, temperature=wishes.temperature, seed=wishes.seed)
+        if self._engine.chat_template is None and len(messages) == 1:
+            prompt = Prompt(tuple(self._engine.tokenizer.encode(messages[0]["content"], add_special_tokens=True)))
+        else:
+            variables = {} if wishes.enable_thinking is None else {"enable_thinking": wishes.enable_thinking}
+            prompt = render_prompt(self._engine, messages, variables)
+        generation = submit(self._engine, prompt, sampling)
+        answer = pieces(generation, starts_in_reasoning=prompt.opens_reasoning)
+        try:
+            async for piece in answer:
+                cost = piece.cost.model_dump(mode="json") if piece.cost else {}
+                reason = piece.finish_reason.value if piece.finish_reason else None
+                yield Spoken(piece.reasoning, piece.content, reason, cost)
+        finally:
+            await answer.aclose()
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+class RemoteTalker:
+    """A daemon at `url`, with or without the ending /v1."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._base = url.rstrip("/").removesuffix("/v1")
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+
+    async def open(self) -> None:
+        try:
+            response = await self._client.get(f"{self._base}/v1/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise DaemonUnreachableError(f"no daemon answers at {self._base}: {error}") from error
+        if response.is_error:
+            raise DaemonUnreachableError(f"{self._base} refuses: {_error_message(response.content)}")
+
+    async def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
+        body: dict[str, Any] = {"messages": [dict(message) for message in messages], "stream": True}
+        given = {
+            "max_tokens": wishes.max_tokens,
+            "temperature": wishes.temperature,
+            "seed": wishes.seed,
+            "enable_thinking": wishes.enable_thinking,
+        }
+        body |= {name: value for name, value in given.items() if value is not None}
+        try:
+            async with self._client.stream("POST", f"{self._base}/v1/chat/completions", json=body) as response:
+                if response.is_error:
+                    raise DaemonUnreachableError(_error_message(await response.aread()))
+                async for line in response.aiter_lines():
+                    data = line.removeprefix("data: ")
+                    if data == "[DONE]":
+                        return
+                    if data != line:
+                        yield _spoken(data)
+        except httpx.HTTPError as error:
+            raise DaemonUnreachableError(f"{self._base} ended the answer: {error}") from error
+        raise DaemonUnreachableError(f"{self._base} ended the answer before it was whole")
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def make_talker(resolved: Resolved, url: str | None) -> Talker:
+    """The daemon at `url` with the first configured API key, or the configured model in this process."""
+    if url is None:
+        return LocalTalker(resolved)
+    keys = resolved.settings.server.api_keys
+    return RemoteTalker(url, keys[0].get_secret_value() if keys else None)
+
+
+def _spoken(data: str) -> Spoken:
+    try:
+        chunk = ChatCompletionChunk.model_validate_json(data)
+    except ValidationError:
+        raise DaemonUnreachableError(_error_message(data.encode())) from None
+    cost = chunk.model_dump(mode="json", include={"usage", "timings", "reuse"}, exclude_none=True)
+    if not chunk.choices:
+        return Spoken(cost=cost)
+    choice = chunk.choices[0]
+    return Spoken(choice.delta.reasoning_content or "", choice.delta.content or "", choice.finish_reason, cost)
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "the answer is not one of dalsegno's"

@@ -1,0 +1,136 @@
+"""The daemon's life: starting, serving, draining; and the engine while there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.engine import Engine, EngineOptions, EngineStatus
+from ops.health import Health, Phase, judge_health
+from server.errors import ApiError
+from server.sampling import SamplingDefaults
+from server.settings import Auto, Settings
+
+DRAIN_LIMIT_SECONDS = 25.0
+"""How long running requests may take to finish after SIGTERM; Kubernetes kills after 30."""
+
+
+class Daemon:
+    """Owns the engine and the phase. Mutable: only the event loop's thread may touch it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.model_id = public_model_id(settings)
+        self.created_unix = int(time.time())
+        self.phase = Phase.STARTING
+        self.sampling_defaults = SamplingDefaults()
+        self._engine: Engine | None = None
+
+    async def start(self) -> Engine:
+        """Load the model in a thread, so that probes are answered meanwhile. Raises what `Engine.load` raises."""
+        engine = await _in_abandonable_thread(lambda: load_engine(self.settings))
+        await self.attach(engine)
+        return engine
+
+    async def attach(self, engine: Engine) -> None:
+        """Start a loaded engine in this event loop and serve with it."""
+        await engine.start()
+        self.sampling_defaults = SamplingDefaults.from_folder(engine.model_folder, self.settings)
+        self._engine = engine
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.SERVING
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for a request. Raises ApiError (503) while there is none to serve with."""
+        if self._engine is None or self.phase is not Phase.SERVING:
+            reason = "is shutting down" if self.phase is Phase.DRAINING else "is still loading its model"
+            raise ApiError(503, f"the daemon {reason}", code="engine_unavailable", headers={"Retry-After": "1"})
+        return self._engine
+
+    def health(self) -> Health:
+        engine = self._engine
+        if engine is None or engine.status is EngineStatus.STOPPED:
+            return judge_health(self.phase, None)
+        return judge_health(self.phase, engine.heartbeat_age_seconds())
+
+    async def drain(self, limit_seconds: float = DRAIN_LIMIT_SECONDS) -> bool:
+        """Take no more requests; wait for the running ones. False when the limit came first."""
+        self.phase = Phase.DRAINING
+        return True if self._engine is None else await self._engine.drain(limit_seconds)
+
+    async def stop(self) -> None:
+        """End what still runs, with an error to each. Safe to call twice."""
+        self.phase = Phase.DRAINING
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Find the model and load it. Blocking. Raises ModelLoadError or InsufficientMemoryError."""
+    from engine.catalog import resolve_model
+
+    return Engine.load(resolve_model(settings.server.model), engine_options(settings))
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """The engine's part of the settings."""
+    engine, cache = settings.engine, settings.cache
+    return EngineOptions(
+        max_concurrency=engine.max_concurrency,
+        max_pending_requests=engine.max_pending_requests,
+        pending_timeout_s=engine.pending_timeout_s,
+        max_context=_automatic(engine.max_context),
+        prefill_chunk=_automatic(engine.prefill_chunk),
+        default_max_tokens=engine.default_max_tokens,
+        backend=engine.backend,
+        kv_pages=_automatic(cache.kv_pages),
+        kv_cache_mib=_automatic(cache.kv_cache_mib),
+        page_size=_automatic(cache.page_size),
+        # Slots beyond the running requests hold checkpoints, of which there are none yet.
+        device_state_slots=0,
+    )
+
+
+def public_model_id(settings: Settings) -> str:
+    """The configured name, or that of the checkpoint: a folder's last part, a hub id or a short name as it is."""
+    if settings.server.model_name != "auto":
+        return settings.server.model_name
+    model = settings.server.model
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
+def _automatic(value: int | Auto) -> int | None:
+    return None if value == "auto" else value
+
+
+async def _in_abandonable_thread(work: Callable[[], Engine]) -> Engine:
+    """Like `asyncio.to_thread`, but a shutdown meanwhile doesn't wait for the work."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Engine] = loop.create_future()
+
+    def settle(engine: Engine | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            assert engine is not None
+            outcome.set_result(engine)
+
+    def run() -> None:
+        engine, failure = None, None
+        try:
+            engine = work()
+        except BaseException as error:  # noqa: BLE001  (handed to the waiter, which raises it)
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, engine, failure)
+
+    threading.Thread(target=run, name="dalsegno-load", daemon=True).start()
+    return await outcome

@@ -1,0 +1,39 @@
+"""`GET /health`, `/livez`, `/readyz`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from server.daemon import Daemon
+from server.responses import JsonResponse
+from server.schema.health import HealthBody, Probe
+
+router = APIRouter(tags=["health"])
+
+_UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": HealthBody, "description": "not serving"}}
+_UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": Probe, "description": "not serving"}}
+
+
+@router.get("/health", response_model=HealthBody, responses=_UNHEALTHY)
+async def health(request: Request) -> JsonResponse:
+    """Whether the engine loop turned within the last seconds."""
+    daemon: Daemon = request.app.state.daemon
+    found = daemon.health()
+    body = HealthBody(status=found.status.value, reasons=list(found.reasons))
+    return JsonResponse(body, status_code=200 if found.is_ready else 503)
+
+
+@router.get("/livez", response_model=Probe)
+async def livez() -> JsonResponse:
+    """Whether the process answers at all; a restart would help if not."""
+    return JsonResponse(Probe(status="ok"))
+
+
+@router.get("/readyz", response_model=Probe, responses=_UNREADY)
+async def readyz(request: Request) -> JsonResponse:
+    """Whether to send requests here."""
+    daemon: Daemon = request.app.state.daemon
+    found = daemon.health()
+    return JsonResponse(Probe(status=found.status.value), status_code=200 if found.is_ready else 503)

@@ -1,0 +1,126 @@
+"""Runs the daemon in this process: HTTP from the first moment, the model when it is loaded, and a quiet end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from engine.engine import Engine
+from server.app import create_app
+from server.daemon import DRAIN_LIMIT_SECONDS, Daemon
+from server.listener import url_of
+from server.settings import Settings
+from server.version import package_version
+
+_CLOSING_SECONDS = 5
+"""How long connections may take to carry off the last bytes, once nothing runs any more."""
+
+logger = logging.getLogger("dalsegno.server")
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the runner: uvicorn would end the process by the signal that it caught."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run_daemon(settings: Settings, listener: socket.socket) -> None:
+    """Serve on `listener` until SIGTERM or SIGINT. Raises what loading the model raises."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
+    )
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(_Server(config), app.state.daemon, listener))
+
+
+async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket) -> None:
+    asked_to_stop, hurried = _catch_signals()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        if await _start(daemon, asked_to_stop, url_of(listener)):
+            await _until(serving, asked_to_stop)
+            await _drain(daemon, hurried)
+    finally:
+        await daemon.stop()
+        server.should_exit = True
+        await serving
+
+
+async def _start(daemon: Daemon, asked_to_stop: asyncio.Event, url: str) -> bool:
+    """Load the model; False when a signal came first."""
+    started = time.monotonic()
+    loading = asyncio.create_task(daemon.start())
+    await _until(loading, asked_to_stop)
+    if not loading.done():
+        loading.cancel()
+        return False
+    engine = loading.result()
+    print(start_up_line(daemon, engine, url, time.monotonic() - started), flush=True)
+    return True
+
+
+async def _drain(daemon: Daemon, hurried: asyncio.Event) -> None:
+    logger.info("draining: no new requests; running ones may take %.0f s", DRAIN_LIMIT_SECONDS)
+    draining = asyncio.create_task(daemon.drain())
+    await _until(draining, hurried)
+    if not draining.done():
+        draining.cancel()
+        logger.warning("a second signal: running requests end now")
+    elif not draining.result():
+        logger.warning("the limit of %.0f s is over: running requests end now", DRAIN_LIMIT_SECONDS)
+
+
+def start_up_line(daemon: Daemon, engine: Engine, url: str, seconds: float) -> str:
+    """What the operator sees once the daemon serves."""
+    snapshot = engine.snapshot()
+    pages, slots = snapshot.kv_pages.capacity, snapshot.state_slots.capacity
+    fitting = conversations_that_fit(engine)
+    return (
+        f"dalsegno {package_version()} serves {daemon.model_id} ({engine.config.architecture}) at {url}/v1\n"
+        f"  backend {engine.backend_name}, {pages:,} KV pages of {engine.page_size} tokens, {slots:,} state slots; "
+        f"{fitting:,} conversations of {engine.max_context_tokens:,} tokens fit; ready after {seconds:.1f} s"
+    )
+
+
+def conversations_that_fit(engine: Engine) -> int:
+    """How many conversations of full length the device can hold at once."""
+    snapshot = engine.snapshot()
+    by_pages = snapshot.kv_pages.capacity // -(-engine.max_context_tokens // engine.page_size)
+    has_state = engine.config.gated_delta_net is not None
+    return min(by_pages, snapshot.state_slots.capacity) if has_state else by_pages
+
+
+def _catch_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events that the first and the second SIGTERM or SIGINT set."""
+    first, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
+    return first, second
+
+
+async def _until(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Wait until the task is done or the event is set, whichever comes first."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()

@@ -1,0 +1,201 @@
+"""The schema of the configuration: every key, its default, its meaning and the values that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SecretStr, TypeAdapter
+from pydantic.fields import FieldInfo
+
+ENV_PREFIX = "DALSEGNO_"
+
+Auto = Literal["auto"]
+Count = Annotated[int, Ge(1)] | Auto
+
+
+def _key(default: Any, meaning: str, expected: str, *, flag: str | None = None) -> Any:
+    """Declare one key; `expected` completes "expected ..." in an error, `flag` is given where it isn't the name."""
+    return Field(default=default, description=meaning, json_schema_extra={"expected": expected, "flag": flag})
+
+
+class Section(BaseModel):
+    """One table of the configuration file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ServerSettings(Section):
+    """What a client sees."""
+
+    host: Annotated[str, MinLen(1)] = _key("127.0.0.1", "address to listen on", "a host name or an address")
+    port: Annotated[int, Ge(0), Le(65535)] = _key(
+        8000, "port to listen on; 0 takes a free one", "an integer from 0 to 65535"
+    )
+    model: Annotated[str, MinLen(1)] = _key(
+        "demo",
+        "model to serve: a folder in Hugging Face layout, a hub id, or a short name (demo, smollm2)",
+        "a folder, a hub id or a short name",
+        flag="MODEL",
+    )
+    model_name: Annotated[str, MinLen(1)] = _key("auto", "public id of the model; auto: from the checkpoint", "a name")
+    api_keys: tuple[Annotated[SecretStr, MinLen(1)], ...] = _key(
+        (),
+        "keys that clients must send as a bearer token or x-api-key; @FILE reads one per line; none: open to all",
+        "one or more keys, or @FILE with one key per line",
+        flag="--api-key",
+    )
+
+
+class EngineSettings(Section):
+    """How requests run."""
+
+    max_concurrency: Annotated[int, Ge(1), Le(1024)] = _key(
+        8, "requests that run at the same time", "an integer from 1 to 1024"
+    )
+    max_pending_requests: Annotated[int, Ge(0)] = _key(
+        64, "requests that may wait for their turn; one more gets 429", "an integer, 0 or more"
+    )
+    pending_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
+        60.0, "seconds that a request may wait for its turn, then 503", "a number of seconds above 0"
+    )
+    max_context: Annotated[int, Ge(2)] | Auto = _key(
+        "auto",
+        "tokens of prompt and answer together; auto: the model's, at most what fits",
+        "an integer, 2 or more, or auto",
+    )
+    prefill_chunk: Count = _key(
+        "auto", "prompt tokens computed in one step; auto: 512 (CPU), 2048 (CUDA)", "an integer, 1 or more, or auto"
+    )
+    default_max_tokens: Annotated[int, Ge(1)] = _key(
+        4096, "longest answer in tokens when a request does not say", "an integer, 1 or more"
+    )
+    backend: Literal["auto", "torch"] = _key(
+        "auto", "kernels to compute with; auto: the fastest that works here", "auto or torch"
+    )
+
+
+class CacheSettings(Section):
+    """How much is remembered."""
+
+    kv_pages: Count = _key(
+        "auto", "pages of attention KV on the device; auto: from the memory there", "an integer, 1 or more, or auto"
+    )
+    kv_cache_mib: Count = _key(
+        "auto", "the same as a size in MiB; give one of the two", "an integer number of MiB, 1 or more, or auto"
+    )
+    page_size: Count = _key("auto", "tokens in a page; auto: 16 (CPU), 64 (CUDA)", "an integer, 1 or more, or auto")
+
+
+class OpsSettings(Section):
+    """What an operator sees."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = _key(
+        "info", "least severe message to log", "debug, info, warning or error"
+    )
+    log_format: Literal["auto", "console", "json"] = _key(
+        "auto", "form of the log on standard error; auto: console on a terminal, else json", "auto, console or json"
+    )
+
+
+class Settings(Section):
+    """The whole configuration."""
+
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    cache: CacheSettings = Field(default_factory=CacheSettings)
+    ops: OpsSettings = Field(default_factory=OpsSettings)
+
+
+NOT_BUILT_KEYS = frozenset(
+    {
+        "server.admin_key",
+        "cache.device_state_slots",
+        "cache.host_cache_mib",
+        "cache.host_state_slots",
+        "cache.disk_cache",
+        "cache.disk_cache_mib",
+        "cache.prefix_reuse",
+        "cache.self_heal",
+        "cache.cache_isolation",
+        "ops.event_log",
+        "ops.throughput_interval_s",
+    }
+)
+"""Keys that this version knows of and refuses, because they would have no effect."""
+
+NOT_BUILT_FLAGS = frozenset(
+    {
+        *(f"--{key.split('.')[1].replace('_', '-')}" for key in NOT_BUILT_KEYS),
+        "--no-prefix-reuse",
+        "--no-self-heal",
+        "--fault",
+        "--allow-faults",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the configuration, with everything that its flag, its variable and its error message need."""
+
+    section: str
+    name: str
+    field: FieldInfo
+
+    @property
+    def dotted(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def env(self) -> str:
+        return f"{ENV_PREFIX}{self.section.upper()}_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        return self._extra["flag"] or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def meaning(self) -> str:
+        return self.field.description or ""
+
+    @property
+    def expected(self) -> str:
+        return str(self._extra["expected"])
+
+    @property
+    def default(self) -> Any:
+        return self.field.default
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.field.annotation) is tuple
+
+    @property
+    def is_secret(self) -> bool:
+        return "SecretStr" in repr(get_args(self.field.annotation))
+
+    @property
+    def adapter(self) -> TypeAdapter[Any]:
+        kind: Any = self.field.annotation
+        for constraint in self.field.metadata:
+            kind = Annotated[kind, constraint]
+        return TypeAdapter(kind)
+
+    @property
+    def _extra(self) -> dict[str, Any]:
+        extra = self.field.json_schema_extra
+        assert isinstance(extra, dict)
+        return extra
+
+
+def all_keys() -> tuple[Key, ...]:
+    """Every key, in the order of the schema."""
+    keys: list[Key] = []
+    for section, field in Settings.model_fields.items():
+        model = field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, Section)
+        keys.extend(Key(section, name, info) for name, info in model.model_fields.items())
+    return tuple(keys)

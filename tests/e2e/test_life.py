@@ -1,0 +1,145 @@
+"""How the daemon starts, refuses to start, and ends."""
+
+import concurrent.futures
+import json
+import signal
+import subprocess
+import sys
+
+import httpx
+import openai
+import pytest
+
+from server.cli import run
+from tests.e2e.conftest import LONG, SMALL, run_daemon
+from tests.server.tiny_model import write_tiny_model
+
+HELLO = [{"role": "user", "content": "Hello"}]
+KEY = "sk-very-secret"
+
+
+def stream(client, tokens):
+    return client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=tokens, temperature=0, stream=True)
+
+
+def test_sigterm_lets_running_requests_finish_and_takes_no_more(tiny_model):
+    with run_daemon(tiny_model, *SMALL, "--api-key", KEY) as daemon:
+        client = daemon.client(api_key=KEY)
+        with pytest.raises(openai.AuthenticationError):
+            daemon.client(api_key="wrong").models.list()
+        chunks = iter(stream(client, 300))
+        next(chunks)
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_for_log("draining")
+        with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):
+            stream(client, 1)
+        *_, last = chunks
+        assert last.choices[0].finish_reason == "length"
+        assert last.usage.completion_tokens == 300
+        assert daemon.process.wait(60) == 0
+        assert KEY not in "".join(daemon.log)
+
+
+def test_a_second_signal_ends_running_streams_with_an_error(tiny_model):
+    with run_daemon(tiny_model, *SMALL) as daemon:
+        chunks = iter(stream(daemon.client(), LONG))
+        next(chunks)
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_for_log("draining")
+        assert httpx.get(f"{daemon.url}/health").json()["status"] == "draining"
+        daemon.signal(signal.SIGINT)
+        with pytest.raises(openai.APIError):
+            list(chunks)
+        assert daemon.process.wait(60) == 0
+        assert "Traceback" not in "".join(daemon.log)
+
+
+def broken_config(folder):
+    (folder / "config.json").write_text("{", encoding="utf-8")
+
+
+def truncated_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def unsupported_architecture(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "gpt_neox"}), encoding="utf-8")
+
+
+def missing_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+def broken_template(folder):
+    (folder / "chat_template.jinja").write_text("{% for %}", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (broken_config, "config.json"),
+        (truncated_weights, "model.safetensors"),
+        (unsupported_architecture, "gpt_neox"),
+        (missing_tokenizer, "tokenizer.json"),
+        (broken_template, "template"),
+    ],
+)
+@pytest.mark.usefixtures("quiet_logging")
+def test_a_model_that_cannot_be_loaded_is_code_3(tmp_path, capsys, damage, said):
+    damage(write_tiny_model(tmp_path / "model"))
+    assert run(["serve", str(tmp_path / "model"), "--port", "0"]) == 3
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dalsegno: ")]
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--kv-cache-mib", "99999999"], "--kv-cache-mib"),
+        (["--kv-pages", "99999999999"], "--kv-pages"),
+        (["--max-context", "60000", "--kv-cache-mib", "1"], "--max-context"),
+    ],
+)
+@pytest.mark.usefixtures("quiet_logging")
+def test_too_little_memory_is_code_5_and_names_the_flag(tiny_model, capsys, flags, said):
+    assert run(["serve", str(tiny_model), "--port", "0", *flags]) == 5
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dalsegno: ")]
+    assert said in line
+    assert "bytes" in line
+
+
+def test_a_daemon_that_cannot_start_ends_with_one_line_and_its_code(daemon, tiny_model):
+    port = daemon.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "server", "serve"]
+    cases = {4: [str(tiny_model), "--port", port], 3: ["/no/such/folder", "--port", "0"], 2: ["--prot", "1"]}
+
+    def start(arguments):
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+    with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
+        for code, result in zip(cases, pool.map(start, cases.values()), strict=True):
+            assert result.returncode == code
+            assert "Traceback" not in result.stderr
+            assert result.stdout == ""
+
+
+def test_a_model_can_be_talked_to_through_the_daemon(daemon):
+    command = [sys.executable, "-m", "server", "chat", "--url", daemon.url, "--max-tokens", "5", "--temperature", "0"]
+    result = subprocess.run(command, input="Hello\n\nAgain\n", capture_output=True, text=True, timeout=60, check=True)
+    first, second = result.stdout.splitlines()
+    assert len(first) == len(second) == 5
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(daemon):
+    command = [sys.executable, "-u", "-m", "server", "chat", "--url", daemon.url, "--max-tokens", str(LONG)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("Hello\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        while not process.stdout.readline().endswith("(stopped)\n"):
+            pass
+        process.stdin.close()
+        assert process.wait(60) == 0

@@ -1,0 +1,41 @@
+"""The life of the daemon in this process."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from server.cli import run
+from server.daemon import Daemon
+
+pytestmark = pytest.mark.usefixtures("quiet_logging")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_loading_ends_the_daemon_at_once(monkeypatch, capsys, number):
+    is_over = threading.Event()
+
+    def load_for_ever(_settings):
+        os.kill(os.getpid(), number)
+        is_over.wait()
+
+    monkeypatch.setattr("server.daemon.load_engine", load_for_ever)
+    assert run(["serve", "--port", "0"]) == 0
+    is_over.set()
+    assert capsys.readouterr().out == ""
+
+
+def test_the_start_up_line_says_where_what_and_how_much(monkeypatch, capsys, tiny_model):
+    async def attached(daemon, engine):
+        await attach(daemon, engine)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    attach = Daemon.attach
+    monkeypatch.setattr(Daemon, "attach", attached)
+    flags = ["--max-context", "512", "--kv-cache-mib", "1", "--max-concurrency", "3"]
+    assert run(["serve", str(tiny_model), "--port", "0", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "serves tiny (qwen3_5) at http://127.0.0.1:" in printed
+    # 1 MiB of pages of 4 KiB; a conversation takes 32 of them and one of the 3 slots.
+    assert "backend torch, 256 KV pages of 16 tokens, 3 state slots; 3 conversations of 512 tokens fit" in printed
