@@ -47,9 +47,15 @@ class ContextCache:
 
         Raises ValueError when the request holds a match or a lease already.
         """
+        return self._open_match(request_id, namespace, tokens, self._find(namespace, tokens))
+
+    def miss(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
+        """A match that reuses nothing and pins nothing, for a request that what it could reuse leaves no room for."""
+        return self._open_match(request_id, namespace, tokens, Found())
+
+    def _open_match(self, request_id: str, namespace: str, tokens: Tokens, found: Found) -> Match:
         if request_id in self._leases or request_id in self._matches:
             raise ValueError(f"request {request_id!r} holds a match or a lease already; release it first")
-        found = self._find(namespace, tokens)
         match = Match(
             request_id=request_id,
             namespace=namespace,
@@ -58,7 +64,8 @@ class ContextCache:
             path=found.path,
             pages=found.pages,
             tail=found.tail,
-            checkpoint=found.checkpoint,
+            checkpoint=found.checkpoint if self.options.has_state else None,
+            nearest=found.checkpoint,
             remembered_tokens=found.remembered_tokens,
         )
         for page in match.held_pages:
@@ -79,17 +86,28 @@ class ContextCache:
         if match.checkpoint is not None:
             self.retention.store.unpin(match.checkpoint)
 
-    def admit(self, match: Match, reserve_tokens: int, wanted: Sequence[Frontier], now: float) -> RequestLease | None:
+    def admit(
+        self,
+        match: Match,
+        reserve_tokens: int,
+        wanted: Sequence[Frontier],
+        now: float,
+        *,
+        is_first: bool = True,
+    ) -> RequestLease | None:
         """Turn a match into a lease on pages for `reserve_tokens` tokens and a state slot, evicting what must give way.
 
-        Returns None, with the match released and nothing evicted, when running requests hold too much; then wait.
+        Returns None, with the match released and nothing evicted, when running requests hold too much; then wait. A
+        request that was suspended comes a second time, and what it finds then does not count as reuse.
         """
         if not match.is_open:
             raise ValueError(f"the match of request {match.request_id!r} is closed")
-        new_pages = max(self._pages_for(reserve_tokens) - len(match.pages), 1 if match.tail else 0)
+        new_pages = max(self.options.pages_of(reserve_tokens) - len(match.pages), 1 if match.tail else 0)
         if not self._has_room(new_pages, slots=1 if self.options.has_state else 0):
             self.release(match)
             return None
+        if match.nearest is not None and match.nearest in self.retention.store:
+            self.retention.touch(match.nearest, match.tokens, now)
         slot = self._take_slot(Holder(UnitState.PINNED, match.request_id)) if self.options.has_state else None
         fresh = self._take_pages(new_pages, match.request_id)
         lease = RequestLease(
@@ -105,13 +123,12 @@ class ContextCache:
             restore_checkpoint=match.checkpoint,
             wanted=[f for f in wanted if match.cached_tokens < f.tokens <= len(match.tokens)],
         )
-        if match.checkpoint is not None:
-            self.retention.touch(match.checkpoint, match.tokens, now)
         match.is_open = False
         del self._matches[match.request_id]
         self._leases[lease.request_id] = lease
-        self.stats.selections[match.path] += 1
-        self.stats.reused_tokens += match.cached_tokens
+        if is_first:
+            self.stats.selections[match.path] += 1
+            self.stats.reused_tokens += match.cached_tokens
         if not lease.restore:
             self.confirm_restore(lease)
         return lease
@@ -129,7 +146,7 @@ class ContextCache:
     def grow(self, lease: RequestLease, total_tokens: int) -> bool:
         """Make room for `total_tokens` tokens in all. False, with nothing taken, when running requests hold too
         much."""
-        missing = self._pages_for(total_tokens) - len(lease.pages)
+        missing = self.options.pages_of(total_tokens) - len(lease.pages)
         if missing <= 0:
             return True
         if not self._has_room(missing, slots=0):
@@ -146,10 +163,8 @@ class ContextCache:
         slot: Lease | None = None
         if reason is None and self.options.has_state:
             holder = Holder(UnitState.IN_FLIGHT, f"capture:{lease.request_id}")
-            if self.slots.free or self.retention.store.least_valuable() is not None:
-                slot = self._take_slot(holder)
-            else:
-                reason = SkipReason.SLOTS_PINNED
+            reason = self._why_no_slot(frontier.kind)
+            slot = self._take_slot(holder) if reason is None else None
         if reason is not None:
             self.stats.publish_skipped[reason] += 1
             return reason
@@ -189,7 +204,7 @@ class ContextCache:
 
     def fits_alone(self, total_tokens: int) -> bool:
         """Whether a request of this size can ever run."""
-        return self._pages_for(total_tokens) <= self.pages.capacity
+        return self.options.pages_of(total_tokens) <= self.pages.capacity
 
     def pending_frontier(self, namespace: str, tokens: Tokens) -> int:
         """The longest prefix of `tokens` that a running request is about to publish; 0 for none."""
@@ -199,7 +214,9 @@ class ContextCache:
                 continue
             for frontier in lease.wanted:
                 size = frontier.tokens
-                if best < size < len(tokens) and lease.tokens[:size] == tokens[:size]:
+                if not best < size < len(tokens) or lease.tokens[size - 1] != tokens[size - 1]:
+                    continue
+                if lease.tokens[:size] == tokens[:size]:
                     best = size
         return best
 
@@ -209,6 +226,8 @@ class ContextCache:
         missing = max(reusable - match.cached_tokens, 0)
         no_checkpoint = min(max(match.remembered_tokens - match.cached_tokens, 0), missing)
         lost = {"no_checkpoint": no_checkpoint, "cold": missing - no_checkpoint}
+        if not self.options.prefix_reuse:
+            lost = {"bypass": missing}
         return ReuseReport(
             path=match.path,
             prompt_tokens=len(match.tokens),
@@ -250,8 +269,14 @@ class ContextCache:
         existing = self.retention.existing(lease.namespace, lease.tokens[: frontier.tokens])
         return SkipReason.ALREADY_CACHED if existing is not None else None
 
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.options.page_size)
+    def _why_no_slot(self, kind: CheckpointKind) -> SkipReason | None:
+        if self.slots.free:
+            return None
+        victim = self.retention.store.least_valuable()
+        if victim is None:
+            return SkipReason.SLOTS_PINNED
+        is_worth_more = kind is CheckpointKind.PRIVATE_LONG_ANCHOR and not victim.superseded
+        return SkipReason.SLOTS_WORTH_MORE if is_worth_more else None
 
     def _has_room(self, pages: int, slots: int) -> bool:
         if self.pages.free + self.pages.counts().cached < pages:

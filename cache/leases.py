@@ -27,6 +27,9 @@ class Match:
     pages: tuple[Page, ...]
     tail: tuple[Page, int] | None
     checkpoint: Checkpoint | None
+    """Pinned for its state; None where there are no states, for pinned pages alone are enough to resume then."""
+    nearest: Checkpoint | None
+    """The one whose worth a hit proves."""
     remembered_tokens: int
     """Leading tokens whose KV is in the tree, resumable or not; whole pages."""
     is_open: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from cache.context import ContextCache
 from cache.pages import Page
@@ -35,6 +35,9 @@ def _check_pages(cache: ContextCache) -> list[str]:
         pins.update((seen(page), lease.request_id) for page in (*lease.pages, *lease.restore_sources))
     for match in cache.matches:
         pins.update((seen(page), match.request_id) for page in match.held_pages)
+    pins_of: dict[int, dict[str, int]] = defaultdict(dict)
+    for (key, request_id), count in pins.items():
+        pins_of[key][request_id] = count
     violations: list[str] = []
     for key, page in pages.items():
         if not page.lease.is_open:
@@ -42,9 +45,8 @@ def _check_pages(cache: ContextCache) -> list[str]:
             continue
         if page.cached_refs != cached[key]:
             violations.append(f"page {page.unit}: {page.cached_refs} cached references on record, {cached[key]} found")
-        found = {request_id: count for (page_key, request_id), count in pins.items() if page_key == key}
-        if page.pins != found:
-            violations.append(f"page {page.unit}: pins on record {page.pins}, found {found}")
+        if page.pins != pins_of[key]:
+            violations.append(f"page {page.unit}: pins on record {page.pins}, found {pins_of[key]}")
     referred = {page.unit for page in pages.values() if page.lease.is_open}
     return violations + _orphans(cache.pages.leases(), referred, "page")
 

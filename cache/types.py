@@ -38,6 +38,8 @@ class SkipReason(StrEnum):
     REUSE_OFF = "reuse_off"
     ALREADY_CACHED = "already_cached"
     SLOTS_PINNED = "slots_pinned"
+    SLOTS_WORTH_MORE = "slots_worth_more"
+    """An anchor, which nobody has used yet, does not drive out what is worth more."""
 
 
 class CopyObject(StrEnum):
@@ -74,7 +76,11 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class ReuseReport:
-    """What one request reused, as the API's `reuse` object tells it. The lost tokens add up to prompt - cached."""
+    """What one request reused, as the API's `reuse` object tells it.
+
+    The lost tokens add up to what lies between the reused ones and the last frontier that the request itself leaves
+    behind: what follows that one (the generation prompt) is computed every time.
+    """
 
     path: str
     prompt_tokens: int
@@ -100,3 +106,7 @@ class CacheOptions:
             raise ValueError(f"page_size must be at least 1, not {self.page_size}")
         if self.has_state and self.state_slots < 1:
             raise ValueError(f"a model with recurrent states needs at least 1 state slot, not {self.state_slots}")
+
+    def pages_of(self, tokens: int) -> int:
+        """Pages that hold this many tokens."""
+        return -(-tokens // self.page_size)
