@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from cache import Copy
 from engine.request import SamplingParams
-
-if TYPE_CHECKING:
-    from engine.kernels import StateCapture
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +27,8 @@ class Segment:
     """Whether a token is to be picked after the last one."""
     sampling: SamplingParams
     """Its seed is set."""
+    capture_slot: int | None = None
+    """Where the state after the last token is to be copied to, besides `state_slot`."""
 
     @property
     def end(self) -> int:
@@ -47,7 +46,8 @@ class StepPlan:
     """At least one segment, decodes first, at most one segment of each request."""
 
     segments: tuple[Segment, ...]
-    captures: tuple[StateCapture, ...] = ()
+    restores: tuple[Copy, ...] = ()
+    """To be run before the segments; running them twice is harmless."""
 
     @property
     def num_tokens(self) -> int:
@@ -59,3 +59,4 @@ class StepResult:
     """What a step picked: a token for each sampled segment, by request id."""
 
     token_ids: Mapping[str, int]
+    restore_seconds: float = 0.0

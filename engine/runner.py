@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
-from engine.kernels import BatchLayout, Kernels, SamplingBatch
+from engine.kernels import BatchLayout, Kernels, SamplingBatch, StateCapture
 from engine.models.registry import Model
 from engine.plan import Segment, StepPlan, StepResult
-from engine.storage import ModelState
+from engine.storage import ModelState, run_copies
 
 
 class Runner:
@@ -26,7 +28,8 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's tokens, leave their KV and state behind, and pick the tokens that it asks for."""
+        """Restore what is resumed, compute the plan's tokens, leave their KV and state behind, and pick tokens."""
+        restore_seconds = self._restore(plan)
         segments = plan.segments
         lengths = np.array([len(segment.token_ids) for segment in segments], np.int32)
         layout = build_layout(plan, lengths, self._page_size)
@@ -35,13 +38,22 @@ class Runner:
         hidden = self._model.forward(self._kernels, self._state, torch.from_numpy(token_ids).to(self._kernels.device))
         sampled = [index for index, segment in enumerate(segments) if segment.is_sampled]
         if not sampled:
-            return StepResult({})
+            return StepResult({}, restore_seconds)
         if len(sampled) < len(hidden):
             last_rows = layout.qo_indptr[1:].to(torch.int64)[sampled] - 1
             hidden = hidden[last_rows.to(hidden.device)]
         logits = self._model.logits(self._kernels, hidden)
         picked = self._kernels.sample(logits, build_sampling([segments[index] for index in sampled])).tolist()
-        return StepResult({segments[index].request_id: token for index, token in zip(sampled, picked, strict=True)})
+        token_of = {segments[index].request_id: token for index, token in zip(sampled, picked, strict=True)}
+        return StepResult(token_of, restore_seconds)
+
+    def _restore(self, plan: StepPlan) -> float:
+        """Run the plan's copies; returns the seconds they took, on a GPU those to start them."""
+        if not plan.restores:
+            return 0.0
+        started = time.perf_counter()
+        run_copies(self._state, plan.restores)
+        return time.perf_counter() - started
 
     def reset(self) -> None:
         """Zero every page and slot, so that nothing of a failed step is left."""
@@ -65,7 +77,11 @@ def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLa
         state_slots=torch.from_numpy(np.array([segment.state_slot for segment in segments], np.int32)),
         has_initial_state=torch.from_numpy(starts > 0),
         page_size=page_size,
-        captures=plan.captures,
+        captures=tuple(
+            StateCapture(index, len(segment.token_ids), segment.capture_slot)
+            for index, segment in enumerate(segments)
+            if segment.capture_slot is not None
+        ),
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from engine.errors import RequestError
-from engine.request import Delta, FinishReason, Timings, Usage
+from engine.request import Delta
 
 
 class Mailbox:
@@ -29,9 +30,9 @@ class Mailbox:
         self._token_ids.append(token_id)
         self._is_filled.set()
 
-    def finish(self, text: str, reason: FinishReason, usage: Usage, timings: Timings) -> None:
-        """End the stream; `text` is what the detokenizer still held."""
-        self._end = Delta(text, (), reason, usage, timings)
+    def finish(self, end: Delta) -> None:
+        """End the stream; the text of `end` is what the detokenizer still held, and it has no tokens."""
+        self._end = end
         self._is_filled.set()
 
     def fail(self, error: RequestError) -> None:
@@ -48,7 +49,7 @@ class Mailbox:
         self._token_ids.clear()
         end = self._end
         if isinstance(end, Delta):
-            return Delta(text + end.text, token_ids, end.finish_reason, end.usage, end.timings)
+            return replace(end, text=text + end.text, token_ids=token_ids)
         if end is not None:
             if not token_ids:
                 raise end

@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cache import Frontier
 from engine.engine import Engine, FinishReason, Generation, GenerationRequest, SamplingParams
 from engine.errors import ChatTemplateError, RequestError
 from engine.text.reasoning import ReasoningSplitter, opens_reasoning
+from server.frontiers import marked_places
 from server.schema.usage import Cost, cost_of
 
 
@@ -19,6 +21,8 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     opens_reasoning: bool = False
+    frontiers: tuple[Frontier, ...] = ()
+    """Where it is likely to be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,17 @@ def render_prompt(engine: Engine, messages: Sequence[Mapping[str, Any]], variabl
     if engine.chat_template is None:
         raise ChatTemplateError("the model has no chat template, so it cannot answer conversations")
     text = engine.chat_template.render(messages, variables=variables)
-    return Prompt(tuple(engine.tokenizer.encode(text)), opens_reasoning(text))
+    places = marked_places(engine.chat_template, text, messages, variables)
+    token_ids, counts = engine.tokenizer.encode_with_marks(text, list(places))
+    frontiers = [Frontier(count, kind) for count, kind in zip(counts, places.values(), strict=True) if count]
+    return Prompt(tuple(token_ids), opens_reasoning(text), tuple(frontiers))
 
 
 def submit(engine: Engine, prompt: Prompt, sampling: SamplingParams) -> Generation:
     """Queue a prompt. Raises RequestError at once when it cannot be served."""
     try:
-        return engine.submit(GenerationRequest(f"chatcmpl-{uuid.uuid4().hex}", prompt.token_ids, sampling))
+        answer_id = f"chatcmpl-{uuid.uuid4().hex}"
+        return engine.submit(GenerationRequest(answer_id, prompt.token_ids, sampling, frontiers=prompt.frontiers))
     except RequestError as error:
         if error.param == "prompt":  # the engine's name for what a client sent as messages
             error.param = "messages"
@@ -61,5 +69,5 @@ async def pieces(generation: Generation, *, starts_in_reasoning: bool = False) -
                 continue
             assert delta.usage is not None
             rest = splitter.finish()
-            cost = cost_of(delta.usage, delta.timings)
+            cost = cost_of(delta.usage, delta.timings, delta.reuse)
             yield Piece(reasoning + rest.reasoning, content + rest.content, delta.finish_reason, cost)
