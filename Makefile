@@ -32,7 +32,8 @@ test: lint
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench models demo $(ARGS)
+	$(BIN)/python -m bench models smollm2 $(ARGS)
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest -m slow $(ARGS)

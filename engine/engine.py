@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from cache import CacheOptions, ContextCache
-from engine.errors import EngineUnavailableError
+from engine.errors import EngineUnavailableError, RequestError
 from engine.kernels.select import select_kernels
 from engine.loop import EngineLoop
 from engine.memory import MemoryPlan, available_memory_bytes, plan_memory
@@ -126,12 +126,18 @@ class Engine:
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; iterate the result for its deltas.
 
-        Raises ContextLengthExceededError, ServerOverloadedError or EngineUnavailableError at once; QueueTimeoutError
-        and EngineUnavailableError can also come out of the iteration. `max_tokens` is clamped to what the context
-        leaves.
+        Raises ContextLengthExceededError, ServerOverloadedError, EngineUnavailableError or (for a token that the model
+        does not have) RequestError at once; QueueTimeoutError and EngineUnavailableError can also come out of the
+        iteration. `max_tokens` is clamped to what the context leaves.
         """
         if self.status is not EngineStatus.RUNNING:
             raise EngineUnavailableError(f"the engine is {self.status}; send the request again later")
+        token_ids, vocab_size = request.prompt_token_ids, self.config.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise RequestError(
+                f"the prompt has token ids {min(token_ids)} to {max(token_ids)}; the model's are 0 to {vocab_size - 1}",
+                param="prompt",
+            )
         return self._loop.submit(request)
 
     def heartbeat_age_seconds(self) -> float:

@@ -111,25 +111,32 @@ class EngineLoop:
 
     async def run(self) -> None:
         """Turn until `stop`. A fault costs the requests it hits, never the loop."""
-        while not self._is_stopping:
-            try:
-                await self._turn()
-            except Exception as error:
-                logger.exception("the engine loop failed, and with it every request; restarting it")
-                self._restart(error, keeps_waiting=False)
-                self._has_work.clear()
-                await self._wait_for_work()
+        try:
+            while not self._is_stopping:
+                try:
+                    await self._turn()
+                except Exception as error:
+                    logger.exception("the engine loop failed, and with it every request; restarting it")
+                    self._restart(error, keeps_waiting=False)
+                    self._has_work.clear()
+                    await self._wait_for_work()
+        finally:
+            self._close()
 
     async def wait_until_empty(self) -> None:
         """Returns when no request is alive."""
         await self._is_empty.wait()
 
     async def stop(self, task: asyncio.Task[None] | None) -> None:
-        """End `run`'s task, if it was started, after its current step; then fail what is left."""
+        """End `run`'s task, if it was started, after its current step; what is left fails."""
         self._is_stopping = True
         self._has_work.set()
-        if task is not None:
+        if task is None:
+            self._close()
+        else:
             await asyncio.wait([task])
+
+    def _close(self) -> None:
         for request_id in tuple(self._consumers):
             self.scheduler.cancel(request_id, self._clock())
             self._fail(request_id, EngineUnavailableError("the engine was stopped; send the request again later"))
@@ -202,9 +209,10 @@ class EngineLoop:
             self._restart(self._first_cause, keeps_waiting=True)
 
     def _restart(self, cause: Exception, *, keeps_waiting: bool) -> None:
-        """Begin anew with the weights that are there: fresh pools, zeroed state, a fresh thread.
+        """Begin anew with the weights that are there: fresh pools, a fresh thread.
 
-        Requests that had begun fail; those that only waited stay in the queue, or fail too.
+        What lies in the pages and slots needs no cleaning, for a sequence reads only what it wrote itself. Requests
+        that had begun fail; those that only waited stay in the queue, or fail too.
         """
         self.totals.restarts += 1
         self.totals.suspensions += self.scheduler.suspensions_total
@@ -220,7 +228,6 @@ class EngineLoop:
             self.scheduler.submit(sequence.request, sequence.submitted_at)
         self._thread.shutdown(wait=False)
         self._thread = _new_thread()
-        self._thread.submit(self._runner.reset)
         logger.warning("the engine loop restarted; %d waiting requests were kept", len(waiting))
 
     def _fail(self, request_id: str, error: RequestError) -> None:

@@ -150,20 +150,26 @@ def _step_buffer_bytes(config: ModelConfig, chunk: int, max_concurrency: int) ->
 
 
 def cgroup_headrooms(root: Path, own: str) -> list[int]:
-    """Bytes left in each memory cgroup (version 2) from `own` up to the root that has a limit.
+    """Bytes left in each memory cgroup that has a limit: of version 2 from `own` up to the root, of version 1 the
+    container's.
 
-    Page cache that the kernel can drop (`inactive_file`) counts as left: a mapped checkpoint is mostly that.
+    Page cache that the kernel can drop counts as left: a mapped checkpoint is mostly that.
     """
-    headrooms = []
     parts = [part for part in own.split("/") if part]
-    for depth in range(len(parts) + 1):
-        folder = root.joinpath(*parts[:depth])
-        limit, usage = _read_words(folder / "memory.max"), _read_words(folder / "memory.current")
-        if limit and usage and limit[0].isdecimal():
-            stat = _read_words(folder / "memory.stat")
-            droppable = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
-            headrooms.append(max(0, int(limit[0]) - int(usage[0]) + droppable))
-    return headrooms
+    folders = [root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+    found = [_headroom(folder, "memory.max", "memory.current", "inactive_file") for folder in folders]
+    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    found.append(_headroom(root / "memory", *version_1))
+    return [headroom for headroom in found if headroom is not None]
+
+
+def _headroom(folder: Path, limit_name: str, usage_name: str, droppable_name: str) -> int | None:
+    limit, usage = _read_words(folder / limit_name), _read_words(folder / usage_name)
+    if not limit or not usage or not limit[0].isdecimal():
+        return None
+    stat = _read_words(folder / "memory.stat")
+    droppable = int(stat[stat.index(droppable_name) + 1]) if droppable_name in stat else 0
+    return max(0, int(limit[0]) - int(usage[0]) + droppable)
 
 
 def _own_cgroup() -> str:

@@ -14,7 +14,7 @@ from engine.storage import ModelState, run_copies
 
 
 class Runner:
-    """Owns the model's state. Mutable: `run` and `reset` belong to the engine thread."""
+    """Owns the model's state. Mutable: `run` belongs to the engine thread."""
 
     def __init__(self, model: Model, kernels: Kernels, state: ModelState, page_size: int) -> None:
         self._model = model
@@ -54,11 +54,6 @@ class Runner:
         started = time.perf_counter()
         run_copies(self._state, plan.restores)
         return time.perf_counter() - started
-
-    def reset(self) -> None:
-        """Zero every page and slot, so that nothing of a failed step is left."""
-        for tensor in (*self._state.kv, *self._state.conv, *self._state.recurrent):
-            tensor.zero_()
 
 
 def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLayout:

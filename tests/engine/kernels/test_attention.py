@@ -35,18 +35,27 @@ def scattered(rng, counts):
     return [[numbers.pop() for _ in range(count)] for count in counts]
 
 
+def longest_run_first(rng, counts):
+    return [own[len(own) // 3 :] + own[: len(own) // 3] for own in ascending(rng, counts)]
+
+
+def longest_run_last(rng, counts):
+    return [own[-(len(own) // 3) :] + own[: -(len(own) // 3)] for own in ascending(rng, counts)]
+
+
 CASES = [
     ([1], [0]),
     ([16], [0]),
     ([100], [0]),
     ([40], [33]),
     ([1, 1, 1], [15, 16, 100]),
+    ([1, 1], [255, 300]),
     ([1, 1, 30, 17, 1], [40, 3, 0, 50, 0]),
 ]
 
 
 @pytest.mark.parametrize("storage", [apart, together])
-@pytest.mark.parametrize("choose_pages", [ascending, scattered])
+@pytest.mark.parametrize("choose_pages", [ascending, scattered, longest_run_first, longest_run_last])
 @pytest.mark.parametrize("q_heads", [2, 6])
 @pytest.mark.parametrize(("new_tokens", "contexts"), CASES)
 def test_attention_is_the_softmax_over_own_tokens_only(kernels, storage, choose_pages, q_heads, new_tokens, contexts):
@@ -77,7 +86,7 @@ def test_attention_is_the_softmax_over_own_tokens_only(kernels, storage, choose_
 
 
 @pytest.mark.parametrize("storage", [apart, together])
-@pytest.mark.parametrize("choose_pages", [ascending, scattered])
+@pytest.mark.parametrize("choose_pages", [ascending, scattered, longest_run_first, longest_run_last])
 @pytest.mark.parametrize(("new_tokens", "contexts"), CASES)
 def test_append_writes_the_new_tokens_and_nothing_else(kernels, storage, choose_pages, new_tokens, contexts):
     rng = torch.Generator().manual_seed(1)

@@ -77,6 +77,16 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(logits):
     assert set(draw(logits, 5000, top_p=0.8).tolist()) == kept
 
 
+@pytest.mark.parametrize("temperature", [0.3, 30.0])
+def test_top_p_over_a_large_vocabulary_keeps_the_same_set(temperature):
+    """Flat enough, the set is larger than the head that is looked at first."""
+    logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(5))
+    kept = top_p_set((logits[0] / temperature).softmax(-1).double(), 0.4)
+    tokens = draw(logits, 6000, temperature=temperature, top_p=0.4)
+    assert set(tokens.tolist()) <= kept
+    assert len(tokens.unique()) > 0.9 * min(len(kept), 1300)
+
+
 def test_top_p_counts_what_top_k_left(logits):
     probabilities = logits[0].softmax(-1)
     after_top_k = torch.where(probabilities >= probabilities.topk(8).values[-1], probabilities, 0.0)

@@ -168,12 +168,25 @@ async def test_a_prompt_over_the_context_is_refused_at_once(running_engine):
             engine.submit(request([1] * 40))
 
 
+@pytest.mark.parametrize("token_id", [-1, 300])
+async def test_a_token_that_the_model_does_not_have_is_refused_before_it_can_fail_a_step(running_engine, token_id):
+    async with running_engine() as engine:
+        with pytest.raises(RequestError, match=rf"{token_id}.* 0 to 299"):
+            engine.submit(request([5, token_id, 5]))
+
+
 async def test_an_id_in_use_is_refused(running_engine):
     async with running_engine() as engine:
         generation = engine.submit(request(PROMPTS[0]))
         with pytest.raises(RequestError, match="in use"):
             engine.submit(request(PROMPTS[0]))
         await collect(generation)
+
+
+async def is_cut_short(engine) -> bool:
+    """Once nothing is alive: whether the one long answer ended before the context was full."""
+    await engine._loop.wait_until_empty()
+    return engine.snapshot().decode_tokens_total < engine.max_context_tokens - len(PROMPTS[5]) - 1
 
 
 async def first_delta(engine, **kwargs):
@@ -186,8 +199,13 @@ async def test_leaving_the_stream_cancels_the_request(running_engine):
     async with running_engine() as engine:
         async with await first_delta(engine):
             assert engine.snapshot().decoding == 1
-        await engine._loop.wait_until_empty()
-        assert engine.snapshot().running == 0
+        assert await is_cut_short(engine)
+
+
+async def test_a_stream_that_is_read_to_its_end_is_not_cut_short(running_engine):
+    async with running_engine() as engine:
+        await collect(await first_delta(engine))
+        assert not await is_cut_short(engine)
 
 
 async def test_cancelling_the_consumer_s_task_cancels_the_request(running_engine):
@@ -204,7 +222,7 @@ async def test_cancelling_the_consumer_s_task_cancels_the_request(running_engine
         await started.wait()
         task.cancel()
         await asyncio.wait([task])
-        await engine._loop.wait_until_empty()
+        assert await is_cut_short(engine)
 
 
 async def test_dropping_the_handle_cancels_the_request(running_engine):
@@ -212,7 +230,7 @@ async def test_dropping_the_handle_cancels_the_request(running_engine):
         generation = await first_delta(engine)
         del generation
         gc.collect()
-        await engine._loop.wait_until_empty()
+        assert await is_cut_short(engine)
 
 
 async def test_a_request_can_be_left_before_it_was_taken_in(running_engine, gate):
@@ -222,6 +240,8 @@ async def test_a_request_can_be_left_before_it_was_taken_in(running_engine, gate
         await generation.aclose()
         await generation.aclose()
         gate.set()
+        await engine._loop.wait_until_empty()
+        assert engine.snapshot().steps_total == 0
         with pytest.raises(StopAsyncIteration):
             await anext(generation)
 
@@ -329,6 +349,15 @@ async def test_stopping_fails_what_still_runs(running_engine):
         for each in (generation, *waiting):
             with pytest.raises(EngineUnavailableError, match="stopped"):
                 await collect(each)
+        assert engine.status is EngineStatus.STOPPED
+
+
+async def test_a_loop_that_is_killed_leaves_nobody_waiting(running_engine):
+    async with running_engine() as engine:
+        generation = await first_delta(engine)
+        engine._task.cancel()
+        with pytest.raises(EngineUnavailableError, match="stopped"):
+            await collect(generation)
         assert engine.status is EngineStatus.STOPPED
 
 

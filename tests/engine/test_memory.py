@@ -1,0 +1,130 @@
+"""The memory plan: what is given to pages and slots, and what is said when it does not fit."""
+
+import pytest
+
+from engine.errors import InsufficientMemoryError, ModelLoadError
+from engine.memory import cgroup_headrooms, plan_memory
+from engine.models.config import AttentionConfig, GatedDeltaNetConfig, LayerKind, ModelConfig, RopeConfig
+from engine.options import EngineOptions
+
+GIB = 2**30
+CONFIG = ModelConfig(
+    architecture="qwen3_5",
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    layer_kinds=(LayerKind.LINEAR_ATTENTION,) * 3 + (LayerKind.FULL_ATTENTION,),
+    attention=AttentionConfig(num_q_heads=4, num_kv_heads=2, head_dim=64),
+    gated_delta_net=GatedDeltaNetConfig(
+        num_k_heads=2, num_v_heads=4, key_head_dim=128, value_head_dim=128, conv_kernel_size=4
+    ),
+    rope=RopeConfig(theta=10000.0, rotary_dim=64),
+    rms_norm_eps=1e-6,
+    max_position_embeddings=4096,
+    has_tied_embeddings=True,
+)
+PAGE_BYTES = 16 * 2 * 2 * 64 * 2
+SLOT_BYTES = 3 * (4 * 128 * 128 * 4 + (2 * 256 + 512) * 3 * 2)
+
+
+def plan(available_bytes=GIB, **options):
+    return plan_memory(CONFIG, EngineOptions(**options), available_bytes, element_bytes=2)
+
+
+def test_slots_are_those_of_the_running_and_those_of_the_checkpoints():
+    memory = plan(max_concurrency=3, device_state_slots=5)
+    assert (memory.state_slots, memory.state_bytes) == (8, 8 * SLOT_BYTES)
+
+
+def test_automatic_pages_hold_several_full_contexts_for_each_seat_where_they_fit():
+    memory = plan(max_concurrency=2)
+    assert memory.kv_page_bytes == PAGE_BYTES
+    assert (memory.kv_pages, memory.full_contexts) == (2 * 4 * 256, 8)
+
+
+def test_automatic_pages_take_a_share_of_little_memory():
+    memory = plan(available_bytes=64 * 2**20)
+    left = 64 * 2**20 - memory.step_buffer_bytes - memory.state_bytes
+    assert memory.kv_bytes == pytest.approx(0.4 * left, abs=PAGE_BYTES)
+    assert memory.max_context_tokens == 4096 or memory.kv_pages * 16 == memory.max_context_tokens
+
+
+def test_the_context_is_at_most_what_fits():
+    assert plan(kv_pages=10).max_context_tokens == 160
+
+
+@pytest.mark.parametrize("max_context", [2, 100, 4096])
+def test_a_context_that_is_asked_for_is_given(max_context):
+    assert plan(max_context=max_context).max_context_tokens == max_context
+
+
+def test_pages_can_be_given_in_mebibytes():
+    assert plan(kv_cache_mib=8).kv_pages == 8 * 2**20 // PAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("device_type", "page_size", "prefill_chunk"), [("cpu", 16, 512), ("cuda", 64, 2048)], ids=["cpu", "cuda"]
+)
+def test_automatic_sizes_depend_on_the_device(device_type, page_size, prefill_chunk):
+    memory = plan_memory(CONFIG, EngineOptions(), GIB, element_bytes=2, device_type=device_type)
+    assert (memory.page_size, memory.prefill_chunk) == (page_size, prefill_chunk)
+
+
+@pytest.mark.parametrize(
+    ("available_bytes", "options", "flag"),
+    [
+        (GIB, {"kv_pages": 10**6}, "--kv-pages"),
+        (GIB, {"kv_cache_mib": 2000}, "--kv-cache-mib"),
+        (GIB, {"device_state_slots": 10**4}, "--device-state-slots"),
+        (GIB, {"max_concurrency": 10**4}, "--max-concurrency"),
+        (GIB, {"prefill_chunk": 10**7}, "--prefill-chunk"),
+        (GIB, {"kv_pages": 10, "max_context": 161}, "--max-context"),
+        (GIB, {"kv_cache_mib": 1, "page_size": 4096}, "--page-size"),
+        (0, {}, "--prefill-chunk"),
+    ],
+)
+def test_what_does_not_fit_names_its_flag_and_both_sizes(available_bytes, options, flag):
+    with pytest.raises(InsufficientMemoryError, match=rf"needs [\d,]+ bytes but [\d,]+ are available; lower {flag}$"):
+        plan(available_bytes, **options)
+
+
+def test_a_context_longer_than_the_model_s_is_refused_with_both_numbers():
+    with pytest.raises(ModelLoadError, match=r"4097.*4096"):
+        plan(max_context=4097)
+
+
+def test_the_plan_says_itself_in_one_line():
+    line = plan(max_concurrency=2, kv_pages=512).describe()
+    assert "512 KV pages of 16 tokens (4 MiB)" in line
+    assert "18 state slots" in line
+    assert "2 full conversations fit" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("limit", "stat", "expected"),
+    [("1000", "inactive_file 50\n", [350]), ("max", "inactive_file 50\n", []), ("600", "", [0]), (None, "", [])],
+)
+def test_a_cgroup_s_limit_counts_and_its_droppable_page_cache_does_not(tmp_path, limit, stat, expected):
+    group = tmp_path / "system.slice" / "dalsegno.service"
+    group.mkdir(parents=True)
+    if limit is not None:
+        (group / "memory.max").write_text(limit + "\n")
+    (group / "memory.current").write_text("700\n")
+    (group / "memory.stat").write_text(stat)
+    assert cgroup_headrooms(tmp_path, "/system.slice/dalsegno.service") == expected
+
+
+def test_a_version_1_cgroup_counts_too(tmp_path):
+    (tmp_path / "memory").mkdir()
+    for name, content in [("limit_in_bytes", "1000"), ("usage_in_bytes", "700"), ("stat", "total_inactive_file 50")]:
+        (tmp_path / "memory" / f"memory.{name}").write_text(content)
+    assert cgroup_headrooms(tmp_path, "") == [350]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_concurrency": 0}, {"page_size": 0}, {"max_context": 1}, {"kv_pages": 1, "kv_cache_mib": 1}]
+)
+def test_options_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        EngineOptions(**wrong)
