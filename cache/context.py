@@ -134,7 +134,8 @@ class ContextCache:
         return lease
 
     def confirm_restore(self, lease: RequestLease) -> None:
-        """The copies of `lease.restore` have run: let go of their sources."""
+        """The copies of `lease.restore` have run, or will run before anything else is written: let go of their
+        sources."""
         lease.restore = ()
         for page in lease.restore_sources:
             page.unpin(lease.request_id)
@@ -163,6 +164,8 @@ class ContextCache:
         slot: Lease | None = None
         if reason is None and self.options.has_state:
             holder = Holder(UnitState.IN_FLIGHT, f"capture:{lease.request_id}")
+            if frontier.kind is CheckpointKind.PRIVATE_TURN_CLOSURE and not self.slots.free:
+                self.retention.expect_turn(lease.namespace, lease.tokens[: frontier.tokens])
             reason = self._why_no_slot(frontier.kind)
             slot = self._take_slot(holder) if reason is None else None
         if reason is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cache.checkpoints import Checkpoint, CheckpointStore
 from cache.leases import RequestLease
 from cache.pools import Holder, Lease, UnitState
 from cache.stats import CacheStats
-from cache.tree import PrefixTree, Tokens
+from cache.tree import Node, PrefixTree, Tokens
 from cache.types import CacheOptions, CheckpointKind, SkipReason
 
 
@@ -70,6 +72,14 @@ class Retention:
             if ancestor.kind.is_shared and ancestor is not checkpoint:
                 self.store.touch(ancestor, now)
 
+    def expect_turn(self, namespace: str, tokens: Tokens) -> None:
+        """A turn that ends here is about to be published: what it will supersede gives way first, to itself even."""
+        tree = self.trees.get(namespace)
+        nodes = [] if tree is None else tree.walk(tokens, len(tokens))
+        for checkpoint in self._on_path(nodes, tokens, len(tokens)):
+            if not checkpoint.kind.is_shared:
+                self.store.supersede(checkpoint)
+
     def give_way(self) -> bool:
         """Evict the least valuable checkpoint that nobody uses; False when there is none."""
         victim = self.store.least_valuable()
@@ -132,13 +142,16 @@ class Retention:
 
     def _ancestors(self, checkpoint: Checkpoint, tokens: Tokens) -> list[Checkpoint]:
         """Checkpoints on the path down to this one, itself included, deepest first."""
+        nodes = [checkpoint.tree.root, *checkpoint.node.path()]
+        return self._on_path(nodes, tokens, checkpoint.frontier_tokens)
+
+    def _on_path(self, nodes: Sequence[Node], tokens: Tokens, limit_tokens: int) -> list[Checkpoint]:
+        """Checkpoints on these nodes whose frontier lies within tokens[:limit_tokens], deepest first."""
         size = self._options.page_size
-        found: list[Checkpoint] = []
-        for node in (*reversed(checkpoint.node.path()), checkpoint.tree.root):
-            start = node.depth * size
-            found.extend(
-                other
-                for tail, other in node.checkpoints.items()
-                if other.frontier_tokens <= checkpoint.frontier_tokens and tokens[start : start + len(tail)] == tail
-            )
-        return found
+        return [
+            checkpoint
+            for node in reversed(nodes)
+            for tail, checkpoint in node.checkpoints.items()
+            if node.depth * size + len(tail) <= limit_tokens
+            and tokens[node.depth * size : node.depth * size + len(tail)] == tail
+        ]

@@ -226,3 +226,52 @@ def test_lost_tokens_and_reused_ones_add_up_to_the_last_frontier():
     report = cache.report(match, closure(20))
     assert (report.cached_tokens, report.achievable_tokens) == (0, 12)
     assert report.lost == {"no_checkpoint": 12, "cold": 8}
+
+
+def test_chats_that_take_turns_keep_their_newest_and_not_its_ancestors():
+    cache = hybrid(state_slots=3)
+    for turn in range(1, 6):
+        for first in (0, 1000):
+            prompt = range(first, first + 10 * turn)
+            match = serve(cache, f"c{first}t{turn}", prompt, closure(10 * turn - 2), output=(7, 8))
+            assert match.cached_tokens == (10 * turn - 12 if turn > 1 else 0)
+
+
+def test_an_anchor_takes_a_free_slot_but_drives_out_nothing_that_is_worth_more():
+    cache = hybrid(state_slots=2)
+    lease = cache.admit(cache.match("a", "n", tuple(range(30))), 31, [], tick())
+    assert isinstance(cache.capture(lease, Frontier(10, ANCHOR)), CaptureTicket)
+    cache.abort(lease, tuple(range(30)), 0, tick())
+    serve(cache, "other", range(500, 510), closure(8), finish=False)
+    lease = cache.admit(cache.match("b", "n", tuple(range(30))), 31, [], tick())
+    assert cache.capture(lease, Frontier(10, ANCHOR)) is SkipReason.SLOTS_WORTH_MORE
+    assert isinstance(cache.capture(lease, Frontier(28, CLOSURE)), CaptureTicket)
+
+
+def test_what_a_request_would_reuse_can_leave_no_room_for_it_and_is_left_out_then():
+    cache = hybrid(kv_pages=3)
+    serve(cache, "old", range(8), closure(6), finish=False)
+    prompt = (*range(6), *range(50, 55))
+    assert cache.admit(cache.match("r", "n", prompt), 12, [], tick()) is None
+    lease = cache.admit(cache.miss("r", "n", prompt), 12, [], tick())
+    assert (lease.cached_tokens, len(lease.pages)) == (0, 3)
+    assert check(cache) == []
+
+
+def test_attention_alone_can_evict_the_checkpoint_next_to_what_it_reuses():
+    cache = attention_only(kv_pages=4)
+    serve(cache, "r0", range(5))
+    serve(cache, "r1", range(9))
+    match = cache.match("r2", "n", (*range(6), 70))
+    assert (match.cached_tokens, match.nearest.frontier_tokens) == (6, 5)
+    assert cache.admit(match, 12, [], tick()) is not None
+    assert check(cache) == []
+
+
+def test_a_request_that_comes_back_after_suspension_does_not_count_as_reuse():
+    cache = hybrid()
+    serve(cache, "r1", range(12), closure(10), finish=False)
+    before = (cache.stats.reused_tokens, cache.stats.selections.copy())
+    lease = cache.admit(cache.match("r2", "n", tuple(range(12))), 13, [], tick(), is_first=False)
+    assert lease.cached_tokens == 10
+    assert (cache.stats.reused_tokens, cache.stats.selections) == before
