@@ -47,7 +47,7 @@ class StepPlan:
 
     segments: tuple[Segment, ...]
     restores: tuple[Copy, ...] = ()
-    """To be run before the segments; running them twice is harmless."""
+    """To be run before anything else: a segment may write where a copy reads."""
 
     @property
     def num_tokens(self) -> int:

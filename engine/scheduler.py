@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cache import CaptureTicket, ContextCache, Match, check
+from cache import CaptureTicket, ContextCache, Copy, Match, check
 from engine.errors import ContextLengthExceededError, RequestError, ServerOverloadedError
 from engine.frontiers import MAX_ANCHORS, anchors, prompt_frontiers
 from engine.plan import Segment, StepPlan, StepResult
@@ -62,6 +62,7 @@ class Scheduler:
         self._alive: dict[str, SequenceRecord] = {}
         self._waiting: list[SequenceRecord] = []
         self._running: list[SequenceRecord] = []
+        self._restoring: list[SequenceRecord] = []
         self._captures: list[CaptureTicket] = []
         self._arrivals = 0
 
@@ -121,23 +122,24 @@ class Scheduler:
         Not to be called while a step runs.
         """
         self._discard_captures()
+        self._restoring.clear()
         for sequence in self.running:
             if sequence.state is SequenceState.DECODING:
                 self._make_room_for_next_token(sequence, now)
         self._admit(now)
-        segments = [*self._decode_segments(), *self._prefill_segments()]
-        if not segments:
+        pieces = [*self._decode_pieces(), *self._prefill_pieces()]
+        if not pieces:
             return None
+        restores = self._begin_restores(sequence for sequence, _ in pieces)
+        segments = [self._segment(sequence, end) for sequence, end in pieces]
         segments.sort(key=lambda segment: not segment.is_decode)
-        restores = tuple(copy for sequence in self._running for copy in sequence.held.restore)
         return StepPlan(tuple(segments), restores)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOutcome]:
         """Take in what a step picked; sequences that end have given everything back when this returns."""
-        for sequence in self._running:
-            if sequence.held.is_restoring:
-                self.cache.confirm_restore(sequence.held)
-                sequence.restore_seconds += result.restore_seconds
+        for sequence in self._restoring:
+            sequence.restore_seconds += result.restore_seconds
+        self._restoring.clear()
         for ticket in self._captures:
             self.cache.publish(ticket, now)
         self._captures.clear()
@@ -294,17 +296,18 @@ class Scheduler:
     def _with_output_step(self, sequence: SequenceRecord) -> int:
         return min(len(sequence.token_ids) + self.limits.output_step_tokens, sequence.max_total_tokens)
 
-    def _decode_segments(self) -> list[Segment]:
+    def _decode_pieces(self) -> list[tuple[SequenceRecord, int]]:
+        """What to compute, as a sequence and the position to go to."""
         return [
-            self._segment(sequence, len(sequence.token_ids))
+            (sequence, len(sequence.token_ids))
             for sequence in self._running
             if sequence.state is SequenceState.DECODING
         ]
 
-    def _prefill_segments(self) -> list[Segment]:
+    def _prefill_pieces(self) -> list[tuple[SequenceRecord, int]]:
         """Oldest first, each up to its next multiple of the chunk, as long as a step's budget of one chunk lasts."""
         budget = self.limits.prefill_chunk
-        segments: list[Segment] = []
+        pieces: list[tuple[SequenceRecord, int]] = []
         for sequence in self._running:
             if sequence.state is not SequenceState.PREFILLING:
                 continue
@@ -312,8 +315,19 @@ class Scheduler:
             budget -= end - sequence.computed_tokens
             if budget < 0:
                 break
-            segments.append(self._segment(sequence, end))
-        return segments
+            pieces.append((sequence, end))
+        return pieces
+
+    def _begin_restores(self, sequences: Iterable[SequenceRecord]) -> tuple[Copy, ...]:
+        """The copies that these need for their first segment. Their sources are let go of at once: the step runs the
+        copies before it writes anything, so that a turn may even be captured where the one before it lies."""
+        copies: list[Copy] = []
+        for sequence in sequences:
+            if sequence.held.is_restoring:
+                copies += sequence.held.restore
+                self._restoring.append(sequence)
+                self.cache.confirm_restore(sequence.held)
+        return tuple(copies)
 
     def _segment_end(self, sequence: SequenceRecord) -> int:
         """The next multiple of the chunk, or the next frontier at which a state is wanted."""

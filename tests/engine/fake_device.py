@@ -18,12 +18,12 @@ class FakeDevice:
         self.slots = [POISON] * max(cache.slots.capacity, 64)
 
     def run(self, plan: StepPlan, tokens_of) -> None:
-        self.poison_free_units()
         for copy in plan.restores:
             if copy.what is CopyObject.KV_PAGE:
                 self.pages[copy.destination.unit] = list(self.pages[copy.source.unit])
             else:
                 self.slots[copy.destination.unit] = self.slots[copy.source.unit]
+        self.poison_free_units()
         for segment in plan.segments:
             self._compute(segment, tuple(tokens_of(segment.request_id)))
 

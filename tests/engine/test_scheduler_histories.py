@@ -65,7 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         keep=st.sampled_from([100, 100, 0, 3, 8, 13]),
-        fresh=st.lists(st.integers(0, 2), min_size=1, max_size=9) | st.lists(st.integers(0, 2), min_size=1, max_size=44),
+        fresh=st.lists(st.integers(0, 2), min_size=1, max_size=9)
+        | st.lists(st.integers(0, 2), min_size=1, max_size=44),
         max_tokens=st.integers(1, 44) | st.just(44),
     )
     def submit_one(self, data, keep, fresh, max_tokens):
@@ -209,6 +210,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
 )
 TestSchedulerHistories = SchedulerMachine.TestCase
