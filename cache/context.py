@@ -121,6 +121,7 @@ class ContextCache:
             restore=_restore_copies(match, slot, fresh),
             restore_sources=(match.tail[0],) if match.tail else (),
             restore_checkpoint=match.checkpoint,
+            origin=match.nearest,
             wanted=[f for f in wanted if match.cached_tokens < f.tokens <= len(match.tokens)],
         )
         match.is_open = False
@@ -202,6 +203,13 @@ class ContextCache:
     def abort(self, lease: RequestLease, tokens: Tokens, computed_tokens: int, now: float) -> None:
         """The request leaves early: what it computed stays for a retry. 0 computed tokens leave nothing behind."""
         self._close(lease, tokens, computed_tokens, CheckpointKind.PRIVATE_LONG_ANCHOR, now)
+
+    def distrust(self, lease: RequestLease) -> None:
+        """What this request was resumed from may be broken: drop it, so that a retry does not fail on it again."""
+        checkpoint, lease.origin = lease.origin, None
+        if checkpoint is not None and checkpoint.pins == 0 and checkpoint in self.retention.store:
+            self.retention.drop(checkpoint)
+            self.stats.distrusted += 1
 
     # -- looking in
 

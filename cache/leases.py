@@ -57,6 +57,8 @@ class RequestLease:
     restore: tuple[Copy, ...] = ()
     restore_sources: tuple[Page, ...] = ()
     restore_checkpoint: Checkpoint | None = None
+    origin: Checkpoint | None = None
+    """What it was resumed from."""
     wanted: list[Frontier] = field(default_factory=list)
     tickets: list[CaptureTicket] = field(default_factory=list)
     is_open: bool = True

@@ -20,5 +20,7 @@ class CacheStats:
     """Checkpoints that gave way, by kind."""
     published: Counter[CheckpointKind] = field(default_factory=Counter)
     """Checkpoints that became visible, by kind."""
+    distrusted: int = 0
+    """Checkpoints that were dropped because a request failed right after it was resumed from them."""
     publish_skipped: Counter[SkipReason] = field(default_factory=Counter)
     """Frontiers that did not become checkpoints, by reason."""

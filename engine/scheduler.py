@@ -160,9 +160,15 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, now: float) -> list[SequenceRecord]:
         """End the requests of a step that raised. Their states are in doubt, so nothing of them is kept but what was
-        published before."""
+        published before; nor is what those were resumed from that had not yet come to a token."""
         self._discard_captures()
-        return [self._abort(self._alive[segment.request_id], 0, now) for segment in plan.segments]
+        failed = [self._alive[segment.request_id] for segment in plan.segments]
+        for sequence in failed:
+            lease, is_prefilling = sequence.held, sequence.state is SequenceState.PREFILLING
+            self._abort(sequence, 0, now)
+            if is_prefilling:
+                self.cache.distrust(lease)
+        return failed
 
     def cancel(self, request_id: str, now: float) -> SequenceRecord | None:
         """End a request wherever it is, unless it has ended. Not to be called while a step runs."""
