@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from training.demo.config import TrainPlan
 from training.demo.corpus.documents import document
 from training.demo.corpus.grammar import Context, GrammarError, parse, read_lexicon
 from training.demo.corpus.intents import exchange, fresh, intents, lexicon, sentence_case, tidy
@@ -44,8 +45,9 @@ def test_no_pattern_can_become_a_heldout_question() -> None:
     assert [(question.question, pattern) for question, pattern in producible()] == []
 
 
-def test_no_early_training_chat_holds_a_heldout_question() -> None:
-    assert emitted(3000, seed=20260) == []
+@pytest.mark.parametrize("varied", [False, True])
+def test_no_early_training_chat_holds_a_heldout_question(varied: bool) -> None:
+    assert emitted(2000, TrainPlan().seed, varied) == []
 
 
 def test_training_text_has_no_heldout_names() -> None:

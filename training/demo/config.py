@@ -50,10 +50,12 @@ class TrainPlan:
     decay_from: float = 0.45
     """Share of the steps after which the learning rate falls linearly to `final_lr_share`."""
     final_lr_share: float = 0.03
+    varied_from_step: int = 1379
+    """From this step on requests come in other words than the patterns give (`corpus/vary.py`)."""
     long_from: float = 0.80
     """Share of the steps after which every `long_every`-th step has long rows of `long_row_tokens`."""
-    long_every: int = 4
-    long_row_tokens: int = 2048
+    long_every: int = 5
+    long_row_tokens: int = 1024
     quantised_from: float = 0.82
     """Share of the steps after which the forward pass sees NVFP4 weights (straight-through gradients)."""
     muon_lr: float = 0.02

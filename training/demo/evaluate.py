@@ -28,7 +28,7 @@ from training.demo.train import EVALUATION_SEED
 HERE = Path(__file__).parent
 VERDICTS = HERE / "heldout_verdicts.jsonl"
 TRANSCRIPTS = HERE / "transcripts.jsonl"
-ROWS = 96
+ROWS = 64
 BATCH = 25
 
 

@@ -63,12 +63,12 @@ def producible() -> list[tuple[HeldoutQuestion, str]]:
     return found
 
 
-def emitted(documents: int, seed: int) -> list[tuple[int, str]]:
+def emitted(documents: int, seed: int, varied: bool = False) -> list[tuple[int, str]]:
     """Training chats among the first `documents` that hold a held-out question, whatever its case and marks."""
     wanted = {normalise(question.question) for question in heldout_questions()}
     found = []
     for index in range(documents):
-        for message in document(seed, index).messages:
+        for message in document(seed, index, varied=varied).messages:
             if message["role"] == "user" and normalise(message["content"]) in wanted:
                 found.append((index, message["content"]))
     return found
@@ -80,8 +80,9 @@ def main() -> None:
     options = parser.parse_args()
     for question, pattern in producible():
         print(f"{question.id}: {question.question!r} can come from {pattern!r}")
-    for index, text in emitted(options.documents, TrainPlan().seed):
-        print(f"chat {index} holds {text!r}")
+    for varied in (False, True):
+        for index, text in emitted(options.documents, TrainPlan().seed, varied):
+            print(f"chat {index} holds {text!r}")
 
 
 if __name__ == "__main__":

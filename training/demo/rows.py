@@ -68,6 +68,7 @@ class Rows:
     length: int
     heldout: bool = False
     long_chats: bool = False
+    varied: bool = False
     next_index: int = 0
     pending: dict[int, Encoded] = field(default_factory=dict)
 
@@ -79,7 +80,8 @@ class Rows:
         self.pending = {index: self._encode(index) for index in pending}
 
     def _encode(self, index: int) -> Encoded:
-        return self.encoder.encode(document(self.seed, index, heldout=self.heldout, long_chats=self.long_chats))
+        made = document(self.seed, index, heldout=self.heldout, long_chats=self.long_chats, varied=self.varied)
+        return self.encoder.encode(made)
 
     def _row(self) -> Encoded:
         """Chats in order of the stream, each time the first one that fits; the last gap is filled with end marks."""

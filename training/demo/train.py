@@ -67,7 +67,8 @@ class Trainer:
         self.groups = quantised_groups(self.model)
         self.optimizers = build_optimizers(self.model, self.plan)
         self.rows = Rows(self.encoder, self.plan.seed, self.plan.row_tokens)
-        self.long_rows = Rows(self.encoder, self.plan.seed, self.plan.long_row_tokens, long_chats=True)
+        self.long_rows = Rows(self.encoder, self.plan.seed, self.plan.long_row_tokens, long_chats=True, varied=True)
+        self.varied_rows = Rows(self.encoder, self.plan.seed, self.plan.row_tokens, varied=True)
         held = Rows(self.encoder, EVALUATION_SEED, self.plan.row_tokens, heldout=True)
         self.evaluation = held.batch(self.plan.rows_per_step)
         self.step = 0
@@ -77,13 +78,17 @@ class Trainer:
     def tokens_per_step(self) -> int:
         return self.plan.row_tokens * self.plan.rows_per_step
 
+    def _sources(self) -> tuple[Rows, ...]:
+        return self.rows, self.long_rows, self.varied_rows
+
     def quantises(self, step: int) -> bool:
         return step >= self.plan.quantised_from * self.plan.steps
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if step >= self.plan.long_from * self.plan.steps and step % self.plan.long_every == 0:
             return self.long_rows.batch(self.tokens_per_step // self.plan.long_row_tokens)
-        return self.rows.batch(self.plan.rows_per_step)
+        rows = self.varied_rows if step >= self.plan.varied_from_step else self.rows
+        return rows.batch(self.plan.rows_per_step)
 
     def train_step(self) -> float:
         """One update; returns the weighted mean loss before it."""
@@ -117,7 +122,7 @@ class Trainer:
             "seconds": self.seconds,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "rows": [self.rows.state(), self.long_rows.state()],
+            "rows": [rows.state() for rows in self._sources()],
         }
         partial = self.folder / "state.pt.partial"
         torch.save(state, partial)
@@ -132,7 +137,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        for rows, saved in zip((self.rows, self.long_rows), state["rows"], strict=True):
+        for rows, saved in zip(self._sources(), state["rows"], strict=False):
             rows.restore(saved["next_index"], saved["pending"])
         return True
 

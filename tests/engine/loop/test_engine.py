@@ -20,6 +20,7 @@ from engine.scheduler import Scheduler
 
 pytestmark = pytest.mark.anyio
 
+HANG_SECONDS = 120
 PROMPTS = [tuple(random.Random(length).choices(range(256), k=length)) for length in (1, 3, 31, 32, 33, 70, 100, 2)]
 
 
@@ -30,7 +31,8 @@ def request(prompt, name="r", max_tokens=12, **sampling) -> GenerationRequest:
 
 
 async def collect(generation):
-    deltas = [delta async for delta in generation]
+    async with asyncio.timeout(HANG_SECONDS):
+        deltas = [delta async for delta in generation]
     return deltas, [token_id for delta in deltas for token_id in delta.token_ids]
 
 
@@ -185,7 +187,8 @@ async def test_an_id_in_use_is_refused(running_engine):
 
 async def is_cut_short(engine) -> bool:
     """Once nothing is alive: whether the one long answer ended before the context was full."""
-    await engine._loop.wait_until_empty()
+    async with asyncio.timeout(HANG_SECONDS):
+        await engine._loop.wait_until_empty()
     return engine.snapshot().decode_tokens_total < engine.max_context_tokens - len(PROMPTS[5]) - 1
 
 

@@ -14,6 +14,7 @@ from training.demo.corpus.grammar import capital
 from training.demo.corpus.intents import Intent, exchange, fresh, intents
 from training.demo.corpus.skills import skill
 from training.demo.corpus.style import dress, normalise
+from training.demo.corpus.vary import vary
 
 HELDOUT_FILE = Path(__file__).parents[1] / "heldout_questions.jsonl"
 SYSTEMS = (
@@ -80,7 +81,7 @@ def _intent(rng: random.Random, subject: str) -> Intent:
     return rng.choices(found, weights)[0]
 
 
-def _simple(rng: random.Random, heldout: bool) -> list[tuple[str, str]]:
+def _simple(rng: random.Random, heldout: bool, varied: bool = False) -> list[tuple[str, str]]:
     """One exchange of any subject (sometimes a story with questions about it)."""
     pick = rng.random()
     ctx = fresh(rng, heldout)
@@ -91,7 +92,7 @@ def _simple(rng: random.Random, heldout: bool) -> list[tuple[str, str]]:
     elif pick < 0.80:
         if rng.random() < 0.25:
             return [(dress(rng, q), a) for q, a in stories.about_story(ctx)]
-        question, answer, _ = stories.request_and_story(ctx)
+        question, answer, _ = stories.request_and_story(ctx, varied)
     elif pick < 0.84:
         return [stories.continuation(ctx)]
     elif pick < 0.88:
@@ -99,10 +100,12 @@ def _simple(rng: random.Random, heldout: bool) -> list[tuple[str, str]]:
     else:
         question, answer = skill(rng, heldout)
         return [(dress(rng, question, plain="repeat" in question or "say" in question), answer)]
+    if varied and rng.random() < 0.8:
+        question = vary(rng, question)
     return [(dress(rng, question), answer)]
 
 
-def _chat(rng: random.Random, exchanges: int, heldout: bool) -> list[tuple[str, str]]:
+def _chat(rng: random.Random, exchanges: int, heldout: bool, varied: bool = False) -> list[tuple[str, str]]:
     """Mixed exchanges, with things said early and asked for later."""
     turns: list[tuple[str, str]] = []
     ctx = fresh(rng, heldout)
@@ -111,7 +114,7 @@ def _chat(rng: random.Random, exchanges: int, heldout: bool) -> list[tuple[str, 
         turns.append((dress(rng, item.said), item.reply))
     middle: list[tuple[str, str]] = []
     while len(middle) + 2 * len(said) < exchanges:
-        middle += _simple(rng, heldout)
+        middle += _simple(rng, heldout, varied)
     recalls = [(dress(rng, item.asked), item.recalled) for item in said]
     rng.shuffle(recalls)
     for recall in recalls:
@@ -141,20 +144,20 @@ def _messages(turns: list[tuple[str, str]]) -> list[dict[str, Any]]:
     return out
 
 
-def _draw(rng: random.Random, heldout: bool, long_chats: bool) -> Document:
+def _draw(rng: random.Random, heldout: bool, long_chats: bool, varied: bool) -> Document:
     kind = rng.random()
     if long_chats:
-        document = Document(_messages(_chat(rng, rng.randint(8, 24), heldout)))
+        document = Document(_messages(_chat(rng, rng.randint(8, 24), heldout, varied)))
     elif kind < 0.05:
         listed, messages = tools.tool_chat(fresh(rng, heldout))
         messages[0]["content"] = capital(messages[0]["content"]) + rng.choice(("?", "", "."))
         before = _messages(_simple(rng, heldout)) if rng.random() < 0.3 else []
         after = _messages(_simple(rng, heldout)) if rng.random() < 0.3 else []
         document = Document([*before, *messages, *after], listed)
-    elif kind < 0.62:
-        document = Document(_messages(_simple(rng, heldout)))
+    elif kind < (0.80 if varied else 0.62):
+        document = Document(_messages(_simple(rng, heldout, varied)))
     else:
-        document = Document(_messages(_chat(rng, rng.choice((2, 2, 3, 3, 4, 5, 6, 8)), heldout)))
+        document = Document(_messages(_chat(rng, rng.choice((2, 2, 3, 3, 4, 5, 6, 8)), heldout, varied)))
     if rng.random() < 0.06 and not document.tools:
         last = document.messages[-1]
         last["reasoning_content"] = _thought(rng, document.messages[-2]["content"])
@@ -163,11 +166,15 @@ def _draw(rng: random.Random, heldout: bool, long_chats: bool) -> Document:
     return document
 
 
-def document(seed: int, index: int, heldout: bool = False, long_chats: bool = False) -> Document:
-    """Chat number `index` of a stream. The held-out one uses held-out names and phrasings, the training one never."""
-    rng = random.Random(f"{seed}/{'heldout' if heldout else 'train'}/{'long' if long_chats else 'plain'}/{index}")
+def document(seed: int, index: int, heldout: bool = False, long_chats: bool = False, varied: bool = False) -> Document:
+    """Chat number `index` of a stream. The held-out one uses held-out names and phrasings, the training one never.
+
+    `varied` puts requests into other words on top of the patterns; the second part of the training reads that.
+    """
+    kind = f"{'heldout' if heldout else 'train'}/{'long' if long_chats else 'plain'}{'/varied' if varied else ''}"
+    rng = random.Random(f"{seed}/{kind}/{index}")
     while True:
-        made = _draw(rng, heldout, long_chats)
+        made = _draw(rng, heldout, long_chats, varied)
         asked = {normalise(m["content"]) for m in made.messages if m["role"] == "user"}
         if heldout or not asked & heldout_normalised():
             return made

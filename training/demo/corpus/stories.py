@@ -262,10 +262,44 @@ _STORY = (
 )
 
 
-def request_and_story(ctx: Context) -> tuple[str, str, Story]:
+_FRAMES = (
+    "think of a tale with {hero} and {thing}",
+    "think of a [tale|story] with {thing}",
+    "i want to read about {hero} [|and {thing}]",
+    "bring {hero} and {thing} together in a [tale|story|fable]",
+    "use {hero} and {thing} in a [story|short text|tale]",
+    "let {hero} have a small adventure [|{where}]",
+    "what did {hero} do {where}? make something up",
+    "say something about {hero} in [story form|the form of a story]",
+    "a [tale|story|fable], please: {hero}[|, {thing}]",
+    "can you imagine {hero} with {thing}? tell it",
+    "the theme is {thing}. tell a story",
+    "i am in the mood for [a story|a tale|something] about {hero}",
+    "got any tales of {hero}",
+    "a story with {hero}",
+    "put {hero} into a [story|tale] [|{where}]",
+    "i would be glad to hear of {hero} and {thing}",
+    "[we|i] need a bedtime tale, best with {hero}",
+    "[my sister|my little cousin|my grandson] loves stories, [give|find] one about {hero}",
+    "your next story takes place {where}",
+    "a story {where}, if you like",
+    "[amuse|delight|surprise] me with a tale about {hero}",
+    "once more, but about {hero}",
+    "now one with {thing}",
+    "do [me|us] the favour of a story about {hero} and {thing}",
+    "[dream up|think up|produce|craft|sketch] [a story|a tale|something short] about {hero} [|and {thing}]",
+    "how would a story about {hero} [sound|begin and end]",
+    "somebody loses {thing}. tell the story",
+    "{hero} finds {thing}. tell the story",
+    "{hero} and {thing}: your story, please",
+)
+
+
+def request_and_story(ctx: Context, varied: bool = False) -> tuple[str, str, Story]:
     story = make_story(ctx)
     hero, place, thing = story.hero, story.place, with_article(story.thing)
     named = f" named {story.name}" if story.name else ""
+    place_in = ctx.draw("story_place").attributes["in"]
     about = [
         "",
         "",
@@ -302,6 +336,9 @@ def request_and_story(ctx: Context) -> tuple[str, str, Story]:
             f"[my child|my daughter|my son|my sister|i] [wants to hear|wants|needs|asks for] a story {what}"
         )
         asked = asked.replace("i wants", "i want").replace("i needs", "i need").replace("i asks", "i ask")
+    if varied and ctx.rng.random() < 0.5:
+        subject = story.name if story.name and ctx.rng.random() < 0.4 else hero + named
+        asked = ctx.expand(ctx.rng.choice(_FRAMES).format(hero=subject, thing=thing, where=place_in))
     lead = ctx.expand("[|||||<sure> |Here is one. |Listen: |Gladly. ]")
     return tidy(asked), lead + story.text(), story
 
