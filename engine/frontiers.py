@@ -25,11 +25,12 @@ def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
 def anchors(named: tuple[Frontier, ...], cached_tokens: int, chunk: int, at_most: int) -> tuple[Frontier, ...]:
     """A ladder in what is computed anew up to the last named frontier, at ends of chunks, where segments end anyway.
 
-    Evenly spaced, at least two chunks apart: a fork or an edit in the middle resumes from there.
+    Evenly spaced, at least two chunks apart and one before that frontier, for a fork or an edit in the middle.
     """
     end = max((f.tokens for f in named), default=0)
     taken = {f.tokens for f in named}
-    free = [tokens for tokens in range((cached_tokens // chunk + 1) * chunk, end, chunk) if tokens not in taken]
+    ends = range((cached_tokens // chunk + 1) * chunk, end - chunk + 1, chunk)
+    free = [tokens for tokens in ends if tokens not in taken]
     count = min(at_most, len(free) // _CHUNKS_PER_ANCHOR)
-    places = (free[len(free) * (step + 1) // (count + 1)] for step in range(count))
+    places = (free[len(free) * (2 * step + 1) // (2 * count)] for step in range(count))
     return tuple(Frontier(tokens, CheckpointKind.PRIVATE_LONG_ANCHOR) for tokens in places)

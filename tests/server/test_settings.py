@@ -135,3 +135,16 @@ def test_api_keys_are_never_shown(tmp_path):
     with pytest.raises(ConfigurationError) as caught:
         resolve_sources(tmp_path, toml=f"[server]\napi_keys = ['{SECRET}', 1]")
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sources", "kept"),
+    [
+        ({}, True),
+        ({"flags": {"cache.prefix_reuse": "false"}}, False),
+        ({"environ": {"DALSEGNO_CACHE_PREFIX_REUSE": "false"}}, False),
+        ({"toml": "[cache]\nprefix_reuse = false"}, False),
+    ],
+)
+def test_reuse_is_on_unless_it_is_switched_off(tmp_path, sources, kept):
+    assert engine_options(resolve_sources(tmp_path, **sources).settings).prefix_reuse is kept
