@@ -22,7 +22,7 @@ from training.demo.heldout import heldout_questions
 from training.demo.model import FastForward, build_config
 from training.demo.rows import Encoder, Rows
 from training.demo.template import BUNDLE, render
-from training.demo.tokenizer import load_tokenizer
+from training.demo.tokenizer import load_tokenizer, token_id
 from training.demo.train import EVALUATION_SEED
 
 HERE = Path(__file__).parent
@@ -54,7 +54,8 @@ def load_model(folder: Path) -> Qwen3_5ForCausalLM:
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ValueError(f"{folder}: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
-    return model.eval()
+    model.train(False)
+    return model
 
 
 @torch.no_grad()
@@ -80,7 +81,7 @@ class Answerer:
 
     def __init__(self, folder: Path) -> None:
         self.model, self.tokenizer = load_model(folder), load_tokenizer()
-        self.stop = self.tokenizer.token_to_id("<|endoftext|>")
+        self.stop = token_id(self.tokenizer, "<|endoftext|>")
 
     @torch.no_grad()
     def answer(self, chats: Sequence[Sequence[dict[str, Any]]], thinking: bool = False) -> list[str]:

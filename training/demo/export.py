@@ -15,7 +15,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from training.demo.config import DemoConfig
 from training.demo.model import build_config, build_model
 from training.demo.template import BUNDLE
-from training.demo.tokenizer import load_tokenizer
+from training.demo.tokenizer import load_tokenizer, token_id
 from training.demo.train import DEFAULT_FOLDER
 
 KEPT_FLOAT32 = (".A_log", ".dt_bias")
@@ -39,7 +39,7 @@ def export_half(state: dict[str, torch.Tensor], folder: Path) -> None:
     """A bf16 checkpoint in Hugging Face layout; the embedding is tied, so there is no lm_head."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer()
-    end, stop = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    end, stop = token_id(tokenizer, "<|im_end|>"), token_id(tokenizer, "<|endoftext|>")
     tensors = {
         name: (tensor.float() if name.endswith(KEPT_FLOAT32) else tensor.to(torch.bfloat16)).contiguous()
         for name, tensor in state.items()

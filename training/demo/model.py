@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +87,7 @@ def _delta_block(x: Tensor, w: dict[str, Tensor], key_heads: int, value_heads: i
     z = _linear(h, w["linear_attn.in_proj_z.weight"])
     value_dim = z.shape[-1]
     key_dim = (mixed.shape[-1] - value_dim) // 2
-    q, k, v = mixed.split([key_dim, key_dim, value_dim], dim=-1)
+    q, k, v = torch.split(mixed, [key_dim, key_dim, value_dim], dim=-1)
     beta = _linear(h, w["linear_attn.in_proj_b.weight"]).float().sigmoid()
     a = _linear(h, w["linear_attn.in_proj_a.weight"]).float()
     g = -w["linear_attn.A_log"].exp() * F.softplus(a + w["linear_attn.dt_bias"])
@@ -161,10 +162,12 @@ class FastForward:
         config = model.config
         self.eps: float = config.rms_norm_eps
         self.config = config
+        self.kinds: list[str] = list(config.layer_types or ())
         self.layers: list[dict[str, Tensor]] = [dict(layer.named_parameters()) for layer in model.model.layers]
-        rotary_dim = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
+        rope: dict[str, Any] = dict(config.rope_parameters or {})
+        rotary_dim = int(config.head_dim * rope["partial_rotary_factor"])
         exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-        self.inv_freq = config.rope_parameters["rope_theta"] ** -exponent
+        self.inv_freq = torch.pow(torch.tensor(float(rope["rope_theta"])), -exponent)
 
         def maybe(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return torch.compile(function, dynamic=False) if compiled else function
@@ -177,7 +180,7 @@ class FastForward:
         x = F.embedding(tokens, self.model.model.embed_tokens.weight)
         angle = torch.arange(tokens.shape[1], dtype=torch.float32)[:, None, None] * self.inv_freq
         cos, sin = angle.cos(), angle.sin()
-        for kind, w in zip(config.layer_types, self.layers, strict=True):
+        for kind, w in zip(self.kinds, self.layers, strict=True):
             if kind == "full_attention":
                 x = self._attention(x, w, cos, sin, config.head_dim, self.eps)
             else:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from training.demo.config import TrainPlan
 from training.demo.corpus.documents import Document, document
 from training.demo.template import render
+from training.demo.tokenizer import token_id
 
 _PENDING = 64
 """Chats that wait for a gap of their size."""
@@ -27,8 +28,8 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, plan: TrainPlan) -> None:
         self.tokenizer = tokenizer
         self.plan = plan
-        self.start, self.end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
-        self.stop = tokenizer.token_to_id("<|endoftext|>")
+        self.start, self.end = token_id(tokenizer, "<|im_start|>"), token_id(tokenizer, "<|im_end|>")
+        self.stop = token_id(tokenizer, "<|endoftext|>")
         self.newline = tokenizer.encode("\n", add_special_tokens=False).ids[0]
         self.no_thought = tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False).ids
         self.thought = tokenizer.encode("<think>\n", add_special_tokens=False).ids

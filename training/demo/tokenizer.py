@@ -86,3 +86,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def load_tokenizer(folder: Path = BUNDLE) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {token!r}; train it again")
+    return found
