@@ -103,7 +103,9 @@ class Lease:
 
     def rename(self, holder: Holder) -> None:
         """Pass every unit to another holder at once, e.g. from a request to the checkpoint that it leaves behind."""
+        self._pool._count(self._holder.state, -len(self._units))
         self._holder = holder
+        self._pool._count(holder.state, len(self._units))
 
     def close(self) -> None:
         """Give back every unit. A lease can be closed any number of times."""
@@ -130,6 +132,7 @@ class Pool:
         self._free: list[int] = list(range(capacity - 1, -1, -1))
         self._owner: dict[int, Lease] = {}
         self._leases: dict[int, Lease] = {}
+        self._held: dict[UnitState, int] = dict.fromkeys(UnitState, 0)
 
     @property
     def free(self) -> int:
@@ -148,16 +151,17 @@ class Pool:
         return lease
 
     def counts(self) -> PoolCounts:
-        by_state = dict.fromkeys(UnitState, 0)
-        for lease in self._leases.values():
-            by_state[lease.holder.state] += len(lease)
         return PoolCounts(
             capacity=self.capacity,
             free=self.free,
-            cached=by_state[UnitState.CACHED],
-            pinned=by_state[UnitState.PINNED],
-            in_flight=by_state[UnitState.IN_FLIGHT],
+            cached=self._held[UnitState.CACHED],
+            pinned=self._held[UnitState.PINNED],
+            in_flight=self._held[UnitState.IN_FLIGHT],
         )
+
+    def leases(self) -> tuple[Lease, ...]:
+        """Every open lease."""
+        return tuple(self._leases.values())
 
     def check(self) -> list[str]:
         """Compare the free list, the owners and the leases from scratch; one line per violation, empty when sound."""
@@ -178,6 +182,10 @@ class Pool:
                     )
                 if unit in free:
                     violations.append(f"pool {self.name!r}: unit {unit} of {lease.holder.name!r} is also free")
+        for state in (UnitState.CACHED, UnitState.PINNED, UnitState.IN_FLIGHT):
+            found = sum(len(lease) for lease in self._leases.values() if lease.holder.state is state)
+            if found != self._held[state]:
+                violations.append(f"pool {self.name!r}: {self._held[state]} units {state} on record, {found} found")
         violations.extend(
             f"pool {self.name!r}: unit {unit} has an owner but no open lease"
             for unit in self._owner.keys() - held.keys()
@@ -200,6 +208,7 @@ class Pool:
         taken = tuple(self._free.pop() for _ in range(count))
         for unit in taken:
             self._owner[unit] = lease
+        self._count(lease.holder.state, count)
         return taken
 
     def _give_back(self, unit: int, lease: Lease) -> None:
@@ -207,3 +216,7 @@ class Pool:
             raise ValueError(f"pool {self.name!r}: unit {unit} does not belong to {lease.holder.name!r}")
         del self._owner[unit]
         self._free.append(unit)
+        self._count(lease.holder.state, -1)
+
+    def _count(self, state: UnitState, change: int) -> None:
+        self._held[state] += change

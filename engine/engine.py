@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from cache import Pool
+from cache import CacheOptions, ContextCache
 from engine.errors import EngineUnavailableError, RequestError
 from engine.kernels.select import select_kernels
 from engine.loop import EngineLoop
@@ -39,9 +39,6 @@ __all__ = [
     "TokenLogprob",
     "Usage",
 ]
-
-KV_PAGES_POOL = "device_kv_pages"
-STATE_SLOTS_POOL = "device_state_slots"
 
 logger = logging.getLogger("dalsegno.engine")
 
@@ -158,8 +155,8 @@ class Engine:
             waiting=len(scheduler.waiting) + loop.inbox_size,
             prefilling=states.count(SequenceState.PREFILLING),
             decoding=states.count(SequenceState.DECODING),
-            kv_pages=scheduler.kv_pages.counts(),
-            state_slots=scheduler.state_slots.counts(),
+            kv_pages=scheduler.cache.pages.counts(),
+            state_slots=scheduler.cache.slots.counts(),
             steps_total=loop.totals.steps,
             prefill_tokens_total=loop.totals.prefill_tokens,
             decode_tokens_total=loop.totals.decode_tokens,
@@ -208,17 +205,20 @@ class Engine:
             pending_timeout_seconds=options.pending_timeout_s,
             max_context_tokens=memory.max_context_tokens,
             prefill_chunk=memory.prefill_chunk,
-            page_size=memory.page_size,
+        )
+        cache = ContextCache(
+            CacheOptions(
+                page_size=memory.page_size,
+                kv_pages=memory.kv_pages,
+                state_slots=memory.state_slots,
+                has_state=self.config.gated_delta_net is not None,
+                prefix_reuse=options.prefix_reuse,
+            )
         )
         end_token_ids = set(self.config.eos_token_ids)
         if self.tokenizer.eos_token_id is not None:
             end_token_ids.add(self.tokenizer.eos_token_id)
-        return Scheduler(
-            limits,
-            kv_pages=Pool(KV_PAGES_POOL, memory.kv_pages),
-            state_slots=Pool(STATE_SLOTS_POOL, memory.state_slots),
-            end_token_ids=end_token_ids,
-        )
+        return Scheduler(limits, cache, end_token_ids)
 
 
 def _checkpoint_bytes(folder: Path) -> int:

@@ -14,13 +14,13 @@ from functools import partial
 
 from engine.errors import EngineUnavailableError, QueueTimeoutError, RequestError
 from engine.plan import StepPlan
-from engine.request import FinishReason, GenerationRequest, Timings, Usage
+from engine.request import Delta, FinishReason, GenerationRequest, Timings, Usage
 from engine.runner import Runner
 from engine.scheduler import Scheduler, TokenOutcome
 from engine.sequence import SequenceRecord, SequenceState
 from engine.snapshot import StepKind
 from engine.stream import Generation, Mailbox
-from engine.text.answer import AnswerText
+from engine.text.answer import AnswerPiece, AnswerText
 from engine.text.detokenizer import Detokenizer
 
 _IDLE_TURN_SECONDS = 1.0
@@ -141,8 +141,8 @@ class EngineLoop:
             await asyncio.wait([task])
 
     def _close(self) -> None:
-        self.scheduler.abort(self._consumers)
         for request_id in tuple(self._consumers):
+            self.scheduler.cancel(request_id, self._clock())
             self._fail(request_id, EngineUnavailableError("the engine was stopped; send the request again later"))
         self._inbox.clear()
         self._thread.shutdown(wait=False)
@@ -180,7 +180,7 @@ class EngineLoop:
             request_id, mailbox = self._cancelled.popleft()
             consumer = self._consumers.get(request_id)
             if consumer is not None and consumer.mailbox is mailbox:
-                self.scheduler.cancel(request_id)
+                self.scheduler.cancel(request_id, self._clock())
                 self._forget(request_id)
 
     async def _wait_for_work(self) -> None:
@@ -199,21 +199,18 @@ class EngineLoop:
             consumer.mailbox.put(piece.text, outcome.token_id, piece.logprobs)
             if consumer.answer.is_stopped:
                 reason = FinishReason.STOP
-                self.scheduler.cancel(sequence.request_id)
+                self.scheduler.stop(sequence.request_id, self._clock())
         if reason is not None:
-            rest = consumer.answer.flush()
-            usage = Usage(len(sequence.request.prompt_token_ids), sequence.output_tokens)
-            consumer.mailbox.finish(rest.text, reason, usage, _timings(sequence), rest.logprobs)
+            consumer.mailbox.finish(_last_delta(consumer.answer.flush(), sequence, reason))
             self._forget(sequence.request_id)
 
     def _step_failed(self, plan: StepPlan, error: Exception) -> None:
         self.totals.step_failures += 1
         self.consecutive_failures += 1
         self._first_cause = self._first_cause or error
-        request_ids = [segment.request_id for segment in plan.segments]
-        logger.error("a step failed, and with it %d requests", len(request_ids), exc_info=error)
+        logger.error("a step failed, and with it %d requests", len(plan.segments), exc_info=error)
         error.__traceback__ = None  # its frames hold the step's tensors
-        for sequence in self.scheduler.abort(request_ids):
+        for sequence in self.scheduler.fail(plan, self._clock()):
             self._fail(sequence.request_id, _unavailable(self._first_cause))
         if self.consecutive_failures % _FAILURES_BEFORE_RESTART == 0:
             logger.error("%d steps failed in a row; restarting the engine loop", self.consecutive_failures)
@@ -282,11 +279,18 @@ def _unavailable(cause: Exception) -> EngineUnavailableError:
     return error
 
 
+def _last_delta(rest: AnswerPiece, sequence: SequenceRecord, reason: FinishReason) -> Delta:
+    cached_tokens = 0 if sequence.reuse is None else sequence.reuse.cached_tokens
+    usage = Usage(len(sequence.request.prompt_token_ids), sequence.output_tokens, cached_tokens)
+    return Delta(rest.text, (), reason, usage, _timings(sequence), sequence.reuse, rest.logprobs)
+
+
 def _timings(sequence: SequenceRecord) -> Timings:
     submitted, admitted = sequence.submitted_at, sequence.admitted_at
     first, last = sequence.first_token_at, sequence.last_token_at
     return Timings(
         queue_seconds=None if admitted is None else admitted - submitted,
+        restore_seconds=None if admitted is None else sequence.restore_seconds,
         prefill_seconds=None if admitted is None or first is None else first - admitted,
         ttft_seconds=None if first is None else first - submitted,
         decode_seconds=None if first is None or last is None else last - first,

@@ -34,7 +34,9 @@ class EngineOptions:
     page_size: int | None = None
     """Tokens of a KV page; automatic is 16 on the CPU and 64 on CUDA."""
     device_state_slots: int = 16
-    """State slots beyond those of the running requests."""
+    """State slots beyond those of the running requests: checkpoints that are kept while all of these run."""
+    prefix_reuse: bool = True
+    """Whether prompts are remembered between requests."""
 
     def __post_init__(self) -> None:
         least = {

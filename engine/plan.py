@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from cache import Copy
 from engine.request import SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
-    from engine.kernels import StateCapture
     from engine.logits import LogitEdits
 
 
@@ -33,6 +33,8 @@ class Segment:
     """Its seed is set."""
     edits: LogitEdits | None = None
     """What is done to its logits before a token is picked."""
+    capture_slot: int | None = None
+    """Where the state after the last token is to be copied to, besides `state_slot`."""
 
     @property
     def end(self) -> int:
@@ -50,7 +52,8 @@ class StepPlan:
     """At least one segment, decodes first, at most one segment of each request."""
 
     segments: tuple[Segment, ...]
-    captures: tuple[StateCapture, ...] = ()
+    restores: tuple[Copy, ...] = ()
+    """To be run before anything else: a segment may write where a copy reads."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,3 +67,4 @@ class StepResult:
     token_ids: Mapping[str, int]
     logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
     """Of the requests that asked for them."""
+    restore_seconds: float = 0.0

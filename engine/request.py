@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cache import Frontier, ReuseReport
+
 
 class FinishReason(StrEnum):
     """Why a generation ended, as OpenAI names it; `cancelled` and `error` never reach a client as a finish_reason."""
@@ -51,6 +53,10 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    namespace: str = ""
+    """Only requests of the same namespace share what is remembered of their prompts."""
+    frontiers: tuple[Frontier, ...] = ()
+    """Where this prompt is likely to be resumed. Without a turn closure among them, its last token but one is it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class Timings:
     """Seconds of one request's life, on the monotonic clock; a phase that was not reached is absent."""
 
     queue_seconds: float | None = None
+    restore_seconds: float | None = None
+    """Copying what was reused; a part of the prefill."""
     prefill_seconds: float | None = None
     ttft_seconds: float | None = None
     decode_seconds: float | None = None
@@ -87,7 +95,7 @@ class TokenLogprob:
 class Delta:
     """A piece of an answer: the tokens since the last piece and their text (whole characters only).
 
-    The last piece of a stream has a `finish_reason`, `usage` and `timings`; its text may be empty.
+    The last piece of a stream has a `finish_reason`, `usage`, `timings` and `reuse`; its text may be empty.
     """
 
     text: str
@@ -95,5 +103,6 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    reuse: ReuseReport | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     """Where asked for: of the tokens that begin in `text`, so not of those of a stop string."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
-from engine.kernels import BatchLayout, Kernels, SamplingBatch
+from engine.kernels import BatchLayout, Kernels, SamplingBatch, StateCapture
 from engine.logits import read_logprobs
 from engine.models.registry import Model
 from engine.plan import Segment, StepPlan, StepResult
-from engine.storage import ModelState
+from engine.storage import ModelState, run_copies
 
 
 class Runner:
@@ -27,7 +29,8 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's tokens, leave their KV and state behind, and pick the tokens that it asks for."""
+        """Restore what is resumed, compute the plan's tokens, leave their KV and state behind, and pick tokens."""
+        restore_seconds = self._restore(plan)
         segments = plan.segments
         lengths = np.array([len(segment.token_ids) for segment in segments], np.int32)
         layout = build_layout(plan, lengths, self._page_size)
@@ -36,13 +39,15 @@ class Runner:
         hidden = self._model.forward(self._kernels, self._state, torch.from_numpy(token_ids).to(self._kernels.device))
         sampled = [index for index, segment in enumerate(segments) if segment.is_sampled]
         if not sampled:
-            return StepResult({})
+            return StepResult({}, restore_seconds=restore_seconds)
         if len(sampled) < len(hidden):
             last_rows = layout.qo_indptr[1:].to(torch.int64)[sampled] - 1
             hidden = hidden[last_rows.to(hidden.device)]
-        return self._pick(self._model.logits(self._kernels, hidden), [segments[index] for index in sampled])
+        return self._pick(
+            self._model.logits(self._kernels, hidden), [segments[index] for index in sampled], restore_seconds
+        )
 
-    def _pick(self, logits: torch.Tensor, segments: list[Segment]) -> StepResult:
+    def _pick(self, logits: torch.Tensor, segments: list[Segment], restore_seconds: float) -> StepResult:
         """One token for each of `segments` from its row of logits, which may be changed."""
         asking = [row for row, segment in enumerate(segments) if segment.sampling.logprobs is not None]
         logprobs = logits[asking].float().log_softmax(dim=-1) if asking else None
@@ -52,12 +57,19 @@ class Runner:
         picked = self._kernels.sample(logits, build_sampling(segments)).tolist()
         token_of = {segment.request_id: token for segment, token in zip(segments, picked, strict=True)}
         if logprobs is None:
-            return StepResult(token_of)
+            return StepResult(token_of, restore_seconds=restore_seconds)
         top_counts = [segments[row].sampling.logprobs or 0 for row in asking]
         records = read_logprobs(logprobs, [picked[row] for row in asking], top_counts)
-        return StepResult(
-            token_of, {segments[row].request_id: record for row, record in zip(asking, records, strict=True)}
-        )
+        record_of = {segments[row].request_id: record for row, record in zip(asking, records, strict=True)}
+        return StepResult(token_of, record_of, restore_seconds)
+
+    def _restore(self, plan: StepPlan) -> float:
+        """Run the plan's copies; returns the seconds they took, on a GPU those to start them."""
+        if not plan.restores:
+            return 0.0
+        started = time.perf_counter()
+        run_copies(self._state, plan.restores)
+        return time.perf_counter() - started
 
 
 def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLayout:
@@ -76,7 +88,11 @@ def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLa
         state_slots=torch.from_numpy(np.array([segment.state_slot for segment in segments], np.int32)),
         has_initial_state=torch.from_numpy(starts > 0),
         page_size=page_size,
-        captures=plan.captures,
+        captures=tuple(
+            StateCapture(index, len(segment.token_ids), segment.capture_slot)
+            for index, segment in enumerate(segments)
+            if segment.capture_slot is not None
+        ),
     )
 
 

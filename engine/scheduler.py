@@ -1,17 +1,19 @@
 """Who computes what in the next step: admission, growth, suspension, and every exit.
 
-First come, first served. A sequence that holds pages has always arrived before every one that waits, so the oldest can
-always go on by suspending younger ones, and every request ends. Pure logic: no tensors, no clock, no input or output.
+First come, first served, but for a request that waits for a prefix that another is about to publish: others may pass
+it until then. The oldest that runs can always go on by suspending younger ones, so every request ends. Pure logic: no
+tensors, no clock, no input or output.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cache import Holder, Pool, PoolExhaustedError, UnitState
+from cache import CaptureTicket, ContextCache, Copy, Match, check
 from engine.errors import ContextLengthExceededError, RequestError, ServerOverloadedError
+from engine.frontiers import MAX_ANCHORS, anchors, prompt_frontiers
 from engine.plan import Segment, StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, TokenLogprob
 from engine.sequence import SequenceRecord, SequenceState
@@ -26,13 +28,8 @@ class SchedulerLimits:
     pending_timeout_seconds: float
     max_context_tokens: int
     prefill_chunk: int
-    page_size: int
     output_step_tokens: int = 64
     """Room for output that is reserved ahead, at admission and at each growth."""
-
-    def pages_of(self, tokens: int) -> int:
-        """Pages that hold this many tokens."""
-        return -(-tokens // self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +43,28 @@ class TokenOutcome:
 
 
 class Scheduler:
-    """Owns every sequence and, through their leases, the two pools. Mutable: only the engine loop's task may touch
+    """Owns every sequence and, through their leases, the context cache. Mutable: only the engine loop's task may touch
     it."""
 
-    def __init__(
-        self, limits: SchedulerLimits, kv_pages: Pool, state_slots: Pool, end_token_ids: Iterable[int] = ()
-    ) -> None:
-        """Raises ValueError for pools in which one full context, or the running requests, could not fit."""
-        if limits.pages_of(limits.max_context_tokens) > kv_pages.capacity:
+    def __init__(self, limits: SchedulerLimits, cache: ContextCache, end_token_ids: Iterable[int] = ()) -> None:
+        """Raises ValueError for a cache in which one full context, or the running requests, could not fit."""
+        if not cache.fits_alone(limits.max_context_tokens):
             raise ValueError(
-                f"max_context_tokens {limits.max_context_tokens} needs {limits.pages_of(limits.max_context_tokens)} "
-                f"pages but the pool has {kv_pages.capacity}"
+                f"max_context_tokens {limits.max_context_tokens} needs "
+                f"{cache.options.pages_of(limits.max_context_tokens)} pages but the pool has {cache.pages.capacity}"
             )
-        if limits.max_concurrency > state_slots.capacity:
-            raise ValueError(f"{limits.max_concurrency} running requests need more than {state_slots.capacity} slots")
+        self._spare_slots = cache.slots.capacity - limits.max_concurrency
+        if cache.options.has_state and self._spare_slots < 0:
+            raise ValueError(f"{limits.max_concurrency} running requests need more than {cache.slots.capacity} slots")
         self.limits = limits
-        self.kv_pages = kv_pages
-        self.state_slots = state_slots
+        self.cache = cache
         self.suspensions_total = 0
         self._end_token_ids = frozenset(end_token_ids)
         self._alive: dict[str, SequenceRecord] = {}
-        self._waiting: deque[SequenceRecord] = deque()
+        self._waiting: list[SequenceRecord] = []
         self._running: list[SequenceRecord] = []
+        self._restoring: list[SequenceRecord] = []
+        self._captures: list[CaptureTicket] = []
         self._arrivals = 0
 
     @property
@@ -125,18 +122,28 @@ class Scheduler:
 
         Not to be called while a step runs.
         """
+        self._discard_captures()
+        self._restoring.clear()
         for sequence in self.running:
             if sequence.state is SequenceState.DECODING:
-                self._make_room_for_next_token(sequence)
+                self._make_room_for_next_token(sequence, now)
         self._admit(now)
-        segments = [*self._decode_segments(), *self._prefill_segments()]
-        if not segments:
+        pieces = [*self._decode_pieces(), *self._prefill_pieces()]
+        if not pieces:
             return None
+        restores = self._begin_restores(sequence for sequence, _ in pieces)
+        segments = [self._segment(sequence, end) for sequence, end in pieces]
         segments.sort(key=lambda segment: not segment.is_decode)
-        return StepPlan(tuple(segments))
+        return StepPlan(tuple(segments), restores)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOutcome]:
         """Take in what a step picked; sequences that end have given everything back when this returns."""
+        for sequence in self._restoring:
+            sequence.restore_seconds += result.restore_seconds
+        self._restoring.clear()
+        for ticket in self._captures:
+            self.cache.publish(ticket, now)
+        self._captures.clear()
         outcomes: list[TokenOutcome] = []
         for segment in plan.segments:
             sequence = self._alive[segment.request_id]
@@ -147,50 +154,61 @@ class Scheduler:
             sequence.append(token_id, now)
             reason = _finish_reason(sequence, token_id)
             if reason is not None:
+                self.cache.finish(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
                 self._remove(sequence)
             outcomes.append(TokenOutcome(sequence, token_id, reason, result.logprobs.get(segment.request_id)))
         return outcomes
 
-    def cancel(self, request_id: str) -> SequenceRecord | None:
-        """End a request wherever it is, unless it has ended. Not to be called while a step runs."""
+    def fail(self, plan: StepPlan, now: float) -> list[SequenceRecord]:
+        """End the requests of a step that raised. Their states are in doubt, so nothing of them is kept but what was
+        published before; nor is what those were resumed from that had not yet come to a token."""
+        self._discard_captures()
+        failed = [self._alive[segment.request_id] for segment in plan.segments]
+        for sequence in failed:
+            lease, is_prefilling = sequence.held, sequence.state is SequenceState.PREFILLING
+            self._abort(sequence, 0, now)
+            if is_prefilling:
+                self.cache.distrust(lease)
+        return failed
+
+    def stop(self, request_id: str, now: float) -> None:
+        """End a request at a stop string, as if its last token had ended it; nothing happens when it has ended."""
         sequence = self._alive.get(request_id)
         if sequence is not None:
+            self.cache.finish(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
             self._remove(sequence)
-        return sequence
+
+    def cancel(self, request_id: str, now: float) -> SequenceRecord | None:
+        """End a request wherever it is, unless it has ended. Not to be called while a step runs."""
+        sequence = self._alive.get(request_id)
+        return None if sequence is None else self._abort(sequence, sequence.computed_tokens, now)
 
     def expire(self, now: float) -> list[SequenceRecord]:
         """End the requests that have waited for their first step longer than the limit. Called after `plan`."""
         limit = self.limits.pending_timeout_seconds
         expired = [sequence for sequence in self._pending() if now - sequence.submitted_at >= limit]
-        for sequence in expired:
-            self._remove(sequence)
-        return expired
-
-    def abort(self, request_ids: Iterable[str]) -> list[SequenceRecord]:
-        """End several requests, e.g. those of a step that failed."""
-        return [sequence for request_id in tuple(request_ids) if (sequence := self.cancel(request_id)) is not None]
+        return [self._abort(sequence, 0, now) for sequence in expired]
 
     def check(self) -> list[str]:
-        """Compare pools, leases and sequences from scratch; one line per violation, empty when sound."""
-        violations = [*self.kv_pages.check(), *self.state_slots.check()]
+        """Compare cache, leases and sequences from scratch; one line per violation, empty when sound."""
+        violations = check(self.cache)
         for sequence in self._running:
-            pages, slot = sequence.leases
-            if len(slot) != 1 or sequence.page_ids.tolist() != list(pages.units):
+            lease = sequence.held
+            if not lease.is_open or sequence.page_ids.tolist() != list(lease.page_units):
                 violations.append(f"request {sequence.request_id!r}: its block table differs from its lease")
-            if len(pages) < self.limits.pages_of(sequence.computed_tokens):
+            if len(lease.pages) < self.cache.options.pages_of(sequence.computed_tokens):
                 violations.append(f"request {sequence.request_id!r}: computed tokens lie outside its pages")
         for sequence in self._waiting:
-            if sequence.leases:
+            if sequence.lease is not None:
                 violations.append(f"request {sequence.request_id!r} waits but holds a lease")
-        order = [sequence.arrival for sequence in (*self._running, *self._waiting)]
-        if order != sorted(order):
-            violations.append(f"arrivals out of order: {order}")
+        for name, line in (("running", self._running), ("waiting", self._waiting)):
+            if line != sorted(line, key=_turn):
+                violations.append(f"the {name} requests are out of order: {[each.arrival for each in line]}")
         if self._alive.keys() != {sequence.request_id for sequence in (*self._running, *self._waiting)}:
             violations.append("a request that is alive neither runs nor waits")
-        held = sum(len(sequence.leases[0]) for sequence in self._running)
-        pinned = self.kv_pages.counts().pinned
-        if held != pinned:
-            violations.append(f"{pinned} pages are pinned but the running requests hold {held}")
+        if {id(lease) for lease in self.cache.leases} != {id(sequence.lease) for sequence in self._running}:
+            violations.append("a lease is open that no running request holds")
+        violations += [f"the match of request {match.request_id!r} was left open" for match in self.cache.matches]
         return violations
 
     def _stop_token_ids(self, request: GenerationRequest) -> frozenset[int]:
@@ -207,86 +225,168 @@ class Scheduler:
     @property
     def _pending_allowance(self) -> int:
         """Requests beyond those that run already which may be here: free seats count while nobody waits for room."""
-        free_seats = 0 if self._waiting else self.limits.max_concurrency - len(self._running)
+        waits_for_room = not all(sequence.is_held_back for sequence in self._waiting)
+        free_seats = 0 if waits_for_room else self.limits.max_concurrency - len(self._running)
         return self.limits.max_pending_requests + free_seats
+
+    def _abort(self, sequence: SequenceRecord, computed_tokens: int, now: float) -> SequenceRecord:
+        if sequence.lease is not None:
+            self.cache.abort(sequence.lease, tuple(sequence.token_ids), computed_tokens, now)
+        self._remove(sequence)
+        return sequence
 
     def _remove(self, sequence: SequenceRecord) -> None:
         (self._running if sequence.is_admitted else self._waiting).remove(sequence)
         del self._alive[sequence.request_id]
         sequence.finish()
 
-    def _make_room_for_next_token(self, sequence: SequenceRecord) -> None:
+    def _discard_captures(self) -> None:
+        for ticket in self._captures:
+            self.cache.discard(ticket)
+        self._captures.clear()
+
+    def _make_room_for_next_token(self, sequence: SequenceRecord, now: float) -> None:
         """Grow by a step of output, or at least by what the next token needs, at the cost of the youngest."""
         while sequence.is_admitted:
-            missing = self.limits.pages_of(len(sequence.token_ids)) - len(sequence.page_ids)
-            if missing <= 0:
+            lease, needed = sequence.held, len(sequence.token_ids)
+            if self.cache.options.pages_of(needed) <= len(lease.pages):
                 return
-            wanted = self._pages_with_output_step(sequence) - len(sequence.page_ids)
-            if missing <= self.kv_pages.free:
-                sequence.grow(min(wanted, self.kv_pages.free))
+            if self.cache.grow(lease, self._with_output_step(sequence)) or self.cache.grow(lease, needed):
+                sequence.refresh_page_ids()
                 return
-            self._suspend(self._running[-1])
+            self._suspend(self._running[-1], now)
 
-    def _suspend(self, sequence: SequenceRecord) -> None:
+    def _suspend(self, sequence: SequenceRecord, now: float) -> None:
+        self.cache.abort(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
         self._running.remove(sequence)
         sequence.suspend()
-        self._waiting.appendleft(sequence)
+        insort(self._waiting, sequence, key=_turn)
         self.suspensions_total += 1
 
     def _admit(self, now: float) -> None:
-        while self._waiting and len(self._running) < self.limits.max_concurrency:
-            sequence = self._waiting[0]
-            holder = Holder(UnitState.PINNED, sequence.request_id)
-            try:
-                pages = self.kv_pages.lease(holder, self._pages_with_output_step(sequence))
-            except PoolExhaustedError:
+        for sequence in tuple(self._waiting):
+            if len(self._running) >= self.limits.max_concurrency:
                 return
-            try:
-                slot = self.state_slots.lease(holder, 1)
-            except PoolExhaustedError:
-                pages.close()
+            if self._try_to_admit(sequence, now):
+                self._waiting.remove(sequence)
+                insort(self._running, sequence, key=_turn)
+            elif not sequence.is_held_back:
                 return
-            self._waiting.popleft()
-            sequence.admit(pages, slot, now)
-            self._running.append(sequence)
 
-    def _pages_with_output_step(self, sequence: SequenceRecord) -> int:
-        ahead = len(sequence.token_ids) + self.limits.output_step_tokens
-        return self.limits.pages_of(min(ahead, sequence.max_total_tokens))
+    def _try_to_admit(self, sequence: SequenceRecord, now: float) -> bool:
+        cache, request, tokens = self.cache, sequence.request, tuple(sequence.token_ids)
+        match = cache.match(request.request_id, request.namespace, tokens)
+        sequence.is_held_back = self._is_worth_waiting_for(sequence, match, now)
+        if sequence.is_held_back:
+            cache.release(match)
+            return False
+        if self._admit_with(sequence, match, now):
+            return True
+        # Alone, nothing but what it would reuse can be in its way: a partial page, or the last state slot.
+        return not self._running and self._admit_with(sequence, cache.miss(*_key(sequence), tokens), now)
 
-    def _decode_segments(self) -> list[Segment]:
+    def _admit_with(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
+        named = prompt_frontiers(sequence.request)
+        report = self.cache.report(match, named)
+        ladder = anchors(named, match.cached_tokens, self.limits.prefill_chunk, self._anchor_allowance)
+        wanted = (*named, *ladder) if self.cache.options.prefix_reuse else ()
+        is_first = sequence.state is SequenceState.WAITING
+        lease = self.cache.admit(match, self._with_output_step(sequence), wanted, now, is_first=is_first)
+        if lease is None:
+            return False
+        sequence.admit(lease, report, now)
+        return True
+
+    @property
+    def _anchor_allowance(self) -> int:
+        """Anchors of one prompt. Where there are no states, every token can be resumed from anyway."""
+        return min(MAX_ANCHORS, self._spare_slots // 2) if self.cache.options.has_state else 0
+
+    def _is_worth_waiting_for(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
+        """Whether a running prefill is about to publish more of this prompt than there is. Never for so long that the
+        request could time out for it."""
+        if sequence.state is not SequenceState.WAITING:
+            return False
+        if now - sequence.submitted_at > self.limits.pending_timeout_seconds / 2:
+            return False
+        return self.cache.pending_frontier(sequence.request.namespace, match.tokens) > match.cached_tokens
+
+    def _with_output_step(self, sequence: SequenceRecord) -> int:
+        return min(len(sequence.token_ids) + self.limits.output_step_tokens, sequence.max_total_tokens)
+
+    def _decode_pieces(self) -> list[tuple[SequenceRecord, int]]:
+        """What to compute, as a sequence and the position to go to."""
         return [
-            self._segment(sequence, len(sequence.token_ids))
+            (sequence, len(sequence.token_ids))
             for sequence in self._running
             if sequence.state is SequenceState.DECODING
         ]
 
-    def _prefill_segments(self) -> list[Segment]:
+    def _prefill_pieces(self) -> list[tuple[SequenceRecord, int]]:
         """Oldest first, each up to its next multiple of the chunk, as long as a step's budget of one chunk lasts."""
-        budget = chunk = self.limits.prefill_chunk
-        segments: list[Segment] = []
+        budget = self.limits.prefill_chunk
+        pieces: list[tuple[SequenceRecord, int]] = []
         for sequence in self._running:
             if sequence.state is not SequenceState.PREFILLING:
                 continue
-            end = min((sequence.computed_tokens // chunk + 1) * chunk, len(sequence.token_ids))
+            end = self._segment_end(sequence)
             budget -= end - sequence.computed_tokens
             if budget < 0:
                 break
-            segments.append(self._segment(sequence, end))
-        return segments
+            pieces.append((sequence, end))
+        return pieces
+
+    def _begin_restores(self, sequences: Iterable[SequenceRecord]) -> tuple[Copy, ...]:
+        """The copies that these need for their first segment. Their sources are let go of at once: the step runs the
+        copies before it writes anything, so that a turn may even be captured where the one before it lies."""
+        copies: list[Copy] = []
+        for sequence in sequences:
+            if sequence.held.is_restoring:
+                copies += sequence.held.restore
+                self._restoring.append(sequence)
+                self.cache.confirm_restore(sequence.held)
+        return tuple(copies)
+
+    def _segment_end(self, sequence: SequenceRecord) -> int:
+        """The next multiple of the chunk, or the next frontier at which a state is wanted."""
+        chunk, computed = self.limits.prefill_chunk, sequence.computed_tokens
+        end = min((computed // chunk + 1) * chunk, len(sequence.token_ids))
+        if not self.cache.options.has_state:
+            return end
+        return min([end, *(f.tokens for f in sequence.held.wanted if f.tokens > computed)])
 
     def _segment(self, sequence: SequenceRecord, end: int) -> Segment:
-        start = sequence.computed_tokens
+        start, lease = sequence.computed_tokens, sequence.held
         return Segment(
             request_id=sequence.request_id,
             token_ids=tuple(sequence.token_ids[start:end]),
             start=start,
-            page_ids=sequence.page_ids[: self.limits.pages_of(end)],
-            state_slot=sequence.state_slot,
+            page_ids=sequence.page_ids[: self.cache.options.pages_of(end)],
+            state_slot=self._running.index(sequence) if lease.state_unit is None else lease.state_unit,
             is_sampled=end == len(sequence.token_ids),
             sampling=sequence.request.sampling,
             edits=sequence.edits,
+            capture_slot=self._capture(sequence, end),
         )
+
+    def _capture(self, sequence: SequenceRecord, end: int) -> int | None:
+        """Make ready for the checkpoints in the segment that ends here; returns the slot that its state goes to."""
+        lease, slot, can_be_cut = sequence.held, None, not self.cache.options.has_state
+        for frontier in [f for f in lease.wanted if f.tokens == end or (can_be_cut and f.tokens < end)]:
+            ticket = self.cache.capture(lease, frontier)
+            if isinstance(ticket, CaptureTicket):
+                self._captures.append(ticket)
+                slot = None if ticket.slot is None else ticket.slot.units[0]
+        return slot
+
+
+def _turn(sequence: SequenceRecord) -> tuple[bool, int]:
+    """The order of each line: those that were suspended, then those that have never run, each as they came."""
+    return sequence.state is SequenceState.WAITING, sequence.arrival
+
+
+def _key(sequence: SequenceRecord) -> tuple[str, str]:
+    return sequence.request_id, sequence.request.namespace
 
 
 def _finish_reason(sequence: SequenceRecord, token_id: int) -> FinishReason | None:

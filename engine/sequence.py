@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: its tokens, how far they are computed, and the leases it holds."""
+"""A request as the scheduler sees it: its tokens, how far they are computed, and the lease it holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from cache import Lease
+from cache import RequestLease, ReuseReport
 from engine.logits import LogitEdits
 from engine.request import GenerationRequest
 
@@ -20,7 +20,7 @@ class SequenceState(StrEnum):
     PREFILLING = "prefilling"
     DECODING = "decoding"
     SUSPENDED = "suspended"
-    """Holds nothing; was admitted once, and is computed again from its tokens before anything new."""
+    """Holds nothing; was admitted once, and goes on from whatever is still remembered of it before anything new."""
     FINISHED = "finished"
 
 
@@ -40,18 +40,20 @@ class SequenceRecord:
     """
 
     __slots__ = (
-        "_pages",
-        "_slot",
         "_state",
         "admitted_at",
         "arrival",
         "computed_tokens",
         "edits",
         "first_token_at",
+        "is_held_back",
         "last_token_at",
+        "lease",
         "max_total_tokens",
         "page_ids",
         "request",
+        "restore_seconds",
+        "reuse",
         "stop_token_ids",
         "submitted_at",
         "token_ids",
@@ -82,9 +84,13 @@ class SequenceRecord:
         self.computed_tokens = 0
         """How many of them are in the pages and in the state."""
         self.page_ids: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self.lease: RequestLease | None = None
+        self.reuse: ReuseReport | None = None
+        """Of its first admission; what a suspended request finds again of its own is no reuse."""
+        self.restore_seconds = 0.0
+        self.is_held_back = False
+        """Waits for what another is about to publish, not for room."""
         self._state = SequenceState.WAITING
-        self._pages: Lease | None = None
-        self._slot: Lease | None = None
 
     @property
     def request_id(self) -> str:
@@ -97,37 +103,33 @@ class SequenceRecord:
     @property
     def is_admitted(self) -> bool:
         """Whether it holds pages and a slot."""
-        return self._pages is not None
+        return self.lease is not None
 
     @property
     def output_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
-    def state_slot(self) -> int:
-        if self._slot is None:
-            raise ValueError(f"request {self.request_id!r} is {self._state} and has no state slot")
-        return self._slot.units[0]
+    def held(self) -> RequestLease:
+        """Its lease. Raises ValueError when it holds nothing."""
+        if self.lease is None:
+            raise ValueError(f"request {self.request_id!r} is {self._state} and holds nothing")
+        return self.lease
 
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        """Of pages and of the slot; empty when it holds nothing."""
-        return tuple(lease for lease in (self._pages, self._slot) if lease is not None)
-
-    def admit(self, pages: Lease, slot: Lease, now: float) -> None:
-        """Take over two leases and start (or start again) at the first token."""
+    def admit(self, lease: RequestLease, reuse: ReuseReport, now: float) -> None:
+        """Take over a lease and start, or start again, after what it reuses."""
         self._move_to(SequenceState.PREFILLING)
-        self._pages, self._slot = pages, slot
-        self.computed_tokens = 0
-        self.admitted_at = now if self.admitted_at is None else self.admitted_at
-        self._refresh_page_ids()
+        self.lease = lease
+        self.is_held_back = False
+        self.computed_tokens = lease.cached_tokens
+        if self.admitted_at is None:
+            self.admitted_at, self.reuse = now, reuse
+        self.refresh_page_ids()
 
-    def grow(self, pages: int) -> None:
-        """Take `pages` more. Raises PoolExhaustedError and then changes nothing."""
-        if self._pages is None:
-            raise ValueError(f"request {self.request_id!r} is {self._state} and cannot grow")
-        self._pages.grow(pages)
-        self._refresh_page_ids()
+    def refresh_page_ids(self) -> None:
+        """Its lease has grown."""
+        self.page_ids = np.array(self.lease.page_units if self.lease is not None else (), np.int32)
+        self.page_ids.flags.writeable = False
 
     def append(self, token_id: int, now: float) -> None:
         """Add a token that was picked."""
@@ -140,25 +142,18 @@ class SequenceRecord:
         self.last_token_at = now
 
     def suspend(self) -> None:
-        """Give everything back, keep the tokens."""
-        self._move_to(SequenceState.SUSPENDED)
-        self._release()
+        """Its lease was closed; keep the tokens."""
+        self._leave(SequenceState.SUSPENDED)
 
     def finish(self) -> None:
-        """Give everything back for good: the one exit, whatever the reason."""
-        self._move_to(SequenceState.FINISHED)
-        self._release()
+        """Its lease, if it had one, was closed for good: the one exit, whatever the reason."""
+        self._leave(SequenceState.FINISHED)
 
-    def _release(self) -> None:
-        for lease in self.leases:
-            lease.close()
-        self._pages = self._slot = None
+    def _leave(self, state: SequenceState) -> None:
+        self._move_to(state)
+        self.lease = None
         self.computed_tokens = 0
-        self._refresh_page_ids()
-
-    def _refresh_page_ids(self) -> None:
-        self.page_ids = np.array(self._pages.units if self._pages is not None else (), np.int32)
-        self.page_ids.flags.writeable = False
+        self.refresh_page_ids()
 
     def _move_to(self, state: SequenceState) -> None:
         if state not in _TRANSITIONS[self._state]:

@@ -1,13 +1,15 @@
-"""The tensors behind the cache's units: KV pages and state slots, for every layer."""
+"""The tensors behind the cache's units (KV pages and state slots, for every layer), and its copies between them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from cache import Copy, CopyObject
 from engine.models.config import ModelConfig
 
 
@@ -40,6 +42,14 @@ def allocate_state(
         conv=tuple(_zeroed_conv(conv_shape, dtype, device) for _ in layers),
         recurrent=tuple(torch.zeros(recurrent_shape, dtype=torch.float32, device=device) for _ in layers),
     )
+
+
+def run_copies(state: ModelState, copies: Iterable[Copy]) -> None:
+    """Copy pages and state images, one after the other, as the cache decided."""
+    for copy in copies:
+        tensors = state.kv if copy.what is CopyObject.KV_PAGE else (*state.conv, *state.recurrent)
+        for tensor in tensors:
+            tensor[copy.destination.unit].copy_(tensor[copy.source.unit])
 
 
 def _zeroed_kv(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.errors import RequestError
-from engine.request import Delta, FinishReason, Timings, TokenLogprob, Usage
+from engine.request import Delta, TokenLogprob
 
 
 class Mailbox:
@@ -32,16 +32,9 @@ class Mailbox:
         self._logprobs.extend(logprobs)
         self._is_filled.set()
 
-    def finish(
-        self,
-        text: str,
-        reason: FinishReason,
-        usage: Usage,
-        timings: Timings,
-        logprobs: tuple[TokenLogprob, ...] = (),
-    ) -> None:
-        """End the stream; `text` and `logprobs` are what was held back."""
-        self._end = Delta(text, (), reason, usage, timings, logprobs)
+    def finish(self, end: Delta) -> None:
+        """End the stream; text and log probabilities of `end` are what was held back, and it has no tokens."""
+        self._end = end
         self._is_filled.set()
 
     def fail(self, error: RequestError) -> None:

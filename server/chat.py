@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cache import Frontier
 from engine.engine import Delta, Engine, FinishReason, Generation, GenerationRequest, SamplingParams, TokenLogprob
 from engine.errors import ChatTemplateError, RequestError
 from engine.text.reasoning import ReasoningSplitter, opens_reasoning
+from server.frontiers import marked_places
 from server.schema.usage import Cost, cost_of
 
 
@@ -19,6 +21,8 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     opens_reasoning: bool = False
+    frontiers: tuple[Frontier, ...] = ()
+    """Where it is likely to be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,10 @@ def render_prompt(
     if engine.chat_template is None:
         raise ChatTemplateError("the model has no chat template, so it cannot answer conversations")
     text = engine.chat_template.render(messages, tools=tools, variables=variables)
-    return Prompt(tuple(engine.tokenizer.encode(text)), opens_reasoning(text))
+    places = marked_places(engine.chat_template, text, messages, variables, tools)
+    token_ids, counts = engine.tokenizer.encode_with_marks(text, list(places))
+    frontiers = [Frontier(count, kind) for count, kind in zip(counts, places.values(), strict=True) if count]
+    return Prompt(tuple(token_ids), opens_reasoning(text), tuple(frontiers))
 
 
 def submit(
@@ -52,7 +59,7 @@ def submit(
     served."""
     try:
         request_id = request_id or new_answer_id("chatcmpl")
-        return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling))
+        return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling, frontiers=prompt.frontiers))
     except RequestError as error:
         if error.param == "prompt":
             error.param = param
@@ -86,7 +93,7 @@ async def pieces(
                 continue
             assert delta.usage is not None
             rest = splitter.finish()
-            cost = cost_of(delta.usage, delta.timings)
+            cost = cost_of(delta.usage, delta.timings, delta.reuse)
             yield Piece(reasoning + rest.reasoning, content + rest.content, delta.finish_reason, cost, logprobs)
 
 
@@ -97,6 +104,6 @@ async def plain_pieces(
     async with generation:
         async for delta in generation:
             watch(delta)
-            cost = None if delta.usage is None else cost_of(delta.usage, delta.timings)
+            cost = None if delta.usage is None else cost_of(delta.usage, delta.timings, delta.reuse)
             if delta.text or delta.logprobs or cost:
                 yield Piece("", delta.text, delta.finish_reason, cost, delta.logprobs)

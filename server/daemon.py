@@ -104,8 +104,8 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_pages=_automatic(cache.kv_pages),
         kv_cache_mib=_automatic(cache.kv_cache_mib),
         page_size=_automatic(cache.page_size),
-        # Slots beyond the running requests hold checkpoints, of which there are none yet.
-        device_state_slots=0,
+        device_state_slots=cache.device_state_slots,
+        prefix_reuse=cache.prefix_reuse,
     )
 
 

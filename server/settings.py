@@ -86,6 +86,10 @@ class CacheSettings(Section):
         "auto", "the same as a size in MiB; give one of the two", "an integer number of MiB, 1 or more, or auto"
     )
     page_size: Count = _key("auto", "tokens in a page; auto: 16 (CPU), 64 (CUDA)", "an integer, 1 or more, or auto")
+    device_state_slots: Annotated[int, Ge(0)] = _key(
+        16, "checkpoints of recurrent state on the device, beyond the running requests", "an integer, 0 or more"
+    )
+    prefix_reuse: bool = _key(True, "remember prompts between requests", "true or false", flag="--no-prefix-reuse")
 
 
 class OpsSettings(Section):
@@ -111,12 +115,10 @@ class Settings(Section):
 NOT_BUILT_KEYS = frozenset(
     {
         "server.admin_key",
-        "cache.device_state_slots",
         "cache.host_cache_mib",
         "cache.host_state_slots",
         "cache.disk_cache",
         "cache.disk_cache_mib",
-        "cache.prefix_reuse",
         "cache.self_heal",
         "cache.cache_isolation",
         "ops.event_log",
@@ -128,7 +130,6 @@ NOT_BUILT_KEYS = frozenset(
 NOT_BUILT_FLAGS = frozenset(
     {
         *(f"--{key.split('.')[1].replace('_', '-')}" for key in NOT_BUILT_KEYS),
-        "--no-prefix-reuse",
         "--no-self-heal",
         "--fault",
         "--allow-faults",
@@ -171,6 +172,11 @@ class Key:
     @property
     def is_list(self) -> bool:
         return get_origin(self.field.annotation) is tuple
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag takes no value, and switches it off."""
+        return self.field.annotation is bool
 
     @property
     def is_secret(self) -> bool:

@@ -54,12 +54,26 @@ class Tokenizer:
 
         Raises RequestError for text that is not valid Unicode.
         """
+        ids: list[int] = self._encode(text, add_special_tokens).ids
+        return ids
+
+    def encode_with_marks(self, text: str, marks: Sequence[int]) -> tuple[list[int], list[int | None]]:
+        """Token ids of `text`, as `encode` gives them, and for each mark (a place in `text`, in characters, before its
+        end) how many tokens lie before it; None for a mark inside a token."""
+        encoding = self._encode(text, add_special_tokens=False)
+        counts: list[int | None] = []
+        for mark in marks:
+            index = encoding.char_to_token(mark)
+            span = None if index is None else encoding.token_to_chars(index)
+            counts.append(index if span is not None and span[0] == mark else None)
+        return encoding.ids, counts
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"text has a lone surrogate at character {error.start}; send valid Unicode") from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD. Raises RequestError for an id out of range."""

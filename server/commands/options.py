@@ -39,7 +39,7 @@ def with_settings(
         def run(**values: Any) -> Result:
             config = values.pop("config")
             flags = {key.dotted: values.pop(_parameter_name(key)) for key in [*model_keys, *keys]}
-            given = {name: value for name, value in flags.items() if value not in (None, [], ())}
+            given = {name: _raw(value) for name, value in flags.items() if value not in (None, [], ())}
             resolved = resolve(given, config_file=config)
             configure_logging(resolved.settings.ops.log_level, resolved.settings.ops.log_format)
             return command(resolved, **values)
@@ -54,6 +54,11 @@ def with_settings(
     return decorate
 
 
+def _raw(value: Any) -> Any:
+    """A switch that is given switches off what its key is about; anything else is parsed with its key."""
+    return "false" if value is True else value
+
+
 def _parameter_name(key: Key) -> str:
     return f"{key.section}_{key.name}"
 
@@ -64,10 +69,10 @@ def _option(key: Key) -> inspect.Parameter:
         key.flag,
         help=f"{key.meaning} [{key.dotted}, default {default}]".replace("[", "\\["),
         show_default=False,
-        metavar=_metavar(key),
+        metavar=None if key.is_switch else _metavar(key),
         rich_help_panel=f"{key.section} settings",
     )
-    kind: Any = list[str] | None if key.is_list else str | None
+    kind: Any = list[str] | None if key.is_list else bool | None if key.is_switch else str | None
     return _parameter(_parameter_name(key), Annotated[kind, option])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from cache import ROOT_PATH, ReuseReport
 from engine.request import Timings, Usage
 
 ReusePath = Literal[
@@ -87,9 +89,10 @@ class Cost(_Cost):
     reuse: Reuse
 
 
-def cost_of(usage: Usage, timings: Timings | None) -> Cost:
-    """Put together what the engine counted. Nothing is reused between requests yet, so every prompt token is cold."""
+def cost_of(usage: Usage, timings: Timings | None, reuse: ReuseReport | None) -> Cost:
+    """Put together what the engine counted; a request that was never admitted has reused nothing."""
     timings = timings or Timings()
+    none = ReuseReport(ROOT_PATH, usage.prompt_tokens, 0, 0, {"device": 0, "host": 0, "disk": 0}, {})
     computed = usage.prompt_tokens - usage.cached_tokens
     prompt_seconds = timings.prefill_seconds or 0.0
     predicted_seconds = timings.decode_seconds or 0.0
@@ -109,14 +112,7 @@ def cost_of(usage: Usage, timings: Timings | None) -> Cost:
             predicted_ms=_milliseconds(predicted_seconds),
             predicted_per_second=_rate(usage.completion_tokens, predicted_seconds),
         ),
-        reuse=Reuse(
-            path="root",
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            achievable_tokens=usage.cached_tokens,
-            source=ReuseSource(device=usage.cached_tokens, host=0, disk=0),
-            lost={"cold": computed} if computed else {},
-        ),
+        reuse=Reuse.model_validate(asdict(reuse or none)),
     )
 
 

@@ -1,10 +1,10 @@
-"""The scheduler on tiny pools: who runs, in what pieces, and what is given back."""
+"""The scheduler on tiny pools: who runs, in what pieces, and what is given back; without reuse between requests."""
 
 from dataclasses import replace
 
 import pytest
 
-from cache import Pool
+from cache import CacheOptions, ContextCache
 from engine.errors import ContextLengthExceededError, RequestError, ServerOverloadedError
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, SamplingParams
@@ -12,20 +12,20 @@ from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import SequenceState
 
 END = 99
+PAGE_SIZE = 2
 LIMITS = SchedulerLimits(
     max_concurrency=3,
     max_pending_requests=4,
     pending_timeout_seconds=10.0,
     max_context_tokens=32,
     prefill_chunk=8,
-    page_size=2,
     output_step_tokens=4,
 )
 
 
 def scheduler(pages: int = 100, slots: int = 4, **limits) -> Scheduler:
-    pools = Pool("pages", pages), Pool("slots", slots)
-    return Scheduler(replace(LIMITS, **limits), *pools, end_token_ids=[END])
+    cache = ContextCache(CacheOptions(PAGE_SIZE, pages, slots, has_state=True, prefix_reuse=False))
+    return Scheduler(replace(LIMITS, **limits), cache, end_token_ids=[END])
 
 
 def request(name: str, prompt_tokens: int, max_tokens: int = 100, **sampling) -> GenerationRequest:
@@ -57,7 +57,8 @@ def shape(plan: StepPlan | None) -> list[tuple[str, int, int]]:
 
 
 def is_all_free(of: Scheduler) -> bool:
-    return (of.kv_pages.free, of.state_slots.free) == (of.kv_pages.capacity, of.state_slots.capacity)
+    cache = of.cache
+    return (cache.pages.free, cache.slots.free) == (cache.pages.capacity, cache.slots.capacity)
 
 
 def test_nothing_to_do_is_no_plan():
@@ -86,8 +87,8 @@ def test_a_segment_carries_its_tokens_pages_and_slot():
     segment = of.plan(0.0).segments[0]
     (sequence,) = of.running
     assert segment.token_ids == (8, 9)
-    assert segment.page_ids.tolist() == list(sequence.leases[0].units[:5])
-    assert segment.state_slot == sequence.leases[1].units[0]
+    assert segment.page_ids.tolist() == list(sequence.lease.page_units[:5])
+    assert segment.state_slot == sequence.lease.state_unit
 
 
 def test_decodes_come_first_and_a_prefill_chunk_rides_along():
@@ -118,15 +119,15 @@ def test_admission_reserves_the_prompt_and_a_first_step_of_output():
     of = scheduler()
     submit(of, ("a", 6))
     of.plan(0.0)
-    assert of.kv_pages.counts().pinned == 5
-    assert of.state_slots.counts().pinned == 1
+    assert of.cache.pages.counts().pinned == 5
+    assert of.cache.slots.counts().pinned == 1
 
 
 def test_admission_reserves_no_more_than_the_request_may_use():
     of = scheduler()
     submit(of, ("a", 6, 1))
     of.plan(0.0)
-    assert of.kv_pages.counts().pinned == 4
+    assert of.cache.pages.counts().pinned == 4
 
 
 def test_a_request_waits_while_its_reservation_does_not_fit_and_nobody_overtakes_it():
@@ -142,7 +143,7 @@ def test_output_grows_in_steps():
     held = []
     for _ in range(8):
         step(of)
-        held.append(of.kv_pages.counts().pinned)
+        held.append(of.cache.pages.counts().pinned)
     assert held == [3, 3, 3, 3, 3, 6, 6, 6]
 
 
@@ -151,7 +152,7 @@ def test_growth_takes_what_is_there_when_a_whole_step_is_not():
     submit(of, ("a", 4, 28), ("b", 18, 4))
     for _ in range(6):
         step(of)
-    assert (of.kv_pages.free, of.suspensions_total) == (0, 0)
+    assert (of.cache.pages.free, of.suspensions_total) == (0, 0)
 
 
 def run_to_end(of: Scheduler, rounds: int = 500) -> dict[str, int]:
@@ -196,7 +197,7 @@ def test_a_suspended_request_is_computed_again_from_its_first_token():
     while of.suspensions_total == 0:
         step(of)
     done = of.waiting[0].output_tokens
-    of.cancel("a")
+    of.cancel("a", 0.0)
     assert shape(of.plan(0.0)) == [("b", 0, 8)]
     assert of.running[0].output_tokens == done
 
@@ -303,24 +304,25 @@ def test_a_cancel_gives_everything_back_in_every_state(state):
             step(of)
     found = next(each for each in (*of.running, *of.waiting) if each.request_id == victim)
     assert found.state == state
-    assert of.cancel(victim) is found
-    assert (found.state, found.leases) == (SequenceState.FINISHED, ())
+    assert of.cancel(victim, 0.0) is found
+    assert (found.state, found.lease) == (SequenceState.FINISHED, None)
     assert of.check() == []
-    of.abort([each.request_id for each in (*of.running, *of.waiting)])
+    for each in (*of.running, *of.waiting):
+        of.cancel(each.request_id, 0.0)
     assert is_all_free(of)
 
 
 def test_cancelling_twice_or_something_unknown_does_nothing():
     of = scheduler()
     submit(of, ("a", 2))
-    of.cancel("a")
-    assert of.cancel("a") is None
+    of.cancel("a", 0.0)
+    assert of.cancel("a", 0.0) is None
 
 
 def test_an_id_can_be_used_again_once_its_request_has_ended():
     of = scheduler()
     submit(of, ("a", 2))
-    of.cancel("a")
+    of.cancel("a", 0.0)
     submit(of, ("a", 2))
     assert shape(step(of)) == [("a", 0, 2)]
 
@@ -332,11 +334,11 @@ def test_an_id_that_is_alive_is_refused():
         submit(of, ("a", 2))
 
 
-def test_aborting_a_step_ends_its_requests_only():
+def test_a_failed_step_ends_its_requests_only():
     of = scheduler()
     submit(of, ("a", 2), ("b", 8))
     plan = of.plan(0.0)
-    assert [each.request_id for each in of.abort(each.request_id for each in plan.segments)] == ["a"]
+    assert [each.request_id for each in of.fail(plan, 0.0)] == ["a"]
     assert [each.request_id for each in of.running] == ["b"]
     assert of.check() == []
 

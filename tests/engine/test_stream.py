@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.errors import EngineUnavailableError
-from engine.request import FinishReason, Timings, Usage
+from engine.request import Delta, FinishReason, Timings, Usage
 from engine.stream import Generation, Mailbox
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ async def test_pieces_come_as_they_are_put(mailbox, generation, cancels):
     mailbox.put("a", 1)
     first = await anext(generation)
     mailbox.put("b", 2)
-    mailbox.finish("c", FinishReason.STOP, USAGE, TIMINGS)
+    mailbox.finish(Delta("c", (), FinishReason.STOP, USAGE, TIMINGS))
     rest = [delta async for delta in generation]
     assert [(each.text, each.token_ids, each.finish_reason) for each in (first, *rest)] == [
         ("a", (1,), None),
@@ -73,7 +73,7 @@ async def test_an_error_comes_after_the_tokens_before_it(mailbox, generation, ca
 
 
 async def test_an_ended_stream_is_not_cancelled(mailbox, generation, cancels):
-    mailbox.finish("", FinishReason.LENGTH, USAGE, TIMINGS)
+    mailbox.finish(Delta("", (), FinishReason.LENGTH, USAGE, TIMINGS))
     async with generation:
         await anext(generation)
     await generation.aclose()

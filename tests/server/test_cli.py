@@ -127,3 +127,10 @@ def test_sizes(text, size):
 def test_what_is_not_a_size(text):
     with pytest.raises(ConfigurationError):
         parse_size(text)
+
+
+def test_a_switch_takes_no_value(capsys):
+    assert run(["config", "--no-prefix-reuse", "--device-state-slots", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "prefix_reuse = false" in printed
+    assert "device_state_slots = 3" in printed

@@ -1,7 +1,9 @@
 """The HTTP application on a real engine: what it answers, and how it refuses."""
 
 import asyncio
+import itertools
 import json
+import string
 
 import pytest
 from pydantic import SecretStr
@@ -17,7 +19,16 @@ pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 6}
 # The tiny model's template and bytes: <|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n
-HELLO_TOKENS = 1 + 5 + 5 + 1 + 1 + 1 + 10
+HELLO_TURN_TOKENS = 1 + 5 + 5 + 1 + 1
+HELLO_TOKENS = HELLO_TURN_TOKENS + 1 + 10
+
+
+_letters = iter(itertools.product(string.ascii_lowercase, repeat=5))
+
+
+def fresh():
+    """A body as long as HELLO that no test has sent yet."""
+    return HELLO | {"messages": [{"role": "user", "content": "".join(next(_letters))}]}
 
 
 def events(text):
@@ -40,7 +51,7 @@ async def test_an_answer_has_openais_shape(client):
 
 
 async def test_an_answer_tells_its_cost(client):
-    body = (await client.post(CHAT, json=HELLO)).json()
+    body = (await client.post(CHAT, json=fresh())).json()
     assert body["usage"] == {
         "prompt_tokens": HELLO_TOKENS,
         "completion_tokens": 6,
@@ -53,14 +64,32 @@ async def test_an_answer_tells_its_cost(client):
         "cached_tokens": 0,
         "achievable_tokens": 0,
         "source": {"device": 0, "host": 0, "disk": 0},
-        "lost": {"cold": HELLO_TOKENS},
+        "lost": {"cold": HELLO_TURN_TOKENS},
     }
     timings = body["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (0, HELLO_TOKENS, 6)
     assert timings["predicted_per_second"] == pytest.approx(6 / timings["predicted_ms"] * 1000, rel=1e-3)
 
 
+async def test_the_same_body_again_tells_what_it_reused(client):
+    body = fresh()
+    await client.post(CHAT, json=body)
+    again = (await client.post(CHAT, json=body)).json()
+    cached = HELLO_TURN_TOKENS
+    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+    assert (again["timings"]["cache_n"], again["timings"]["prompt_n"]) == (cached, HELLO_TOKENS - cached)
+    assert again["reuse"] == {
+        "path": "private_turn_closure",
+        "prompt_tokens": HELLO_TOKENS,
+        "cached_tokens": cached,
+        "achievable_tokens": cached,
+        "source": {"device": cached, "host": 0, "disk": 0},
+        "lost": {},
+    }
+
+
 async def test_a_stream_says_the_same_as_the_whole_answer(client):
+    await client.post(CHAT, json=HELLO)
     whole = (await client.post(CHAT, json=HELLO)).json()
     response = await client.post(CHAT, json=HELLO | {"stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -81,7 +110,7 @@ async def test_include_usage_adds_one_chunk_without_choices(client):
     assert all(chunk["usage"] is None for chunk in pieces)
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == HELLO_TOKENS + 6
-    assert last["reuse"]["path"] == "root"
+    assert last["reuse"]["prompt_tokens"] == HELLO_TOKENS
 
 
 async def test_an_answer_that_begins_inside_a_think_block_is_reasoning(client):
@@ -295,7 +324,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(settings):
     assert finished == [200] * 8
     assert await engine.drain()
     assert engine.check() == []
-    assert engine.snapshot().kv_pages.free == engine.snapshot().kv_pages.capacity
+    assert engine.snapshot().kv_pages.pinned == engine.snapshot().state_slots.pinned == 0
     await app.state.daemon.stop()
 
 

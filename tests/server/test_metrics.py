@@ -40,7 +40,7 @@ async def test_requests_are_counted_by_how_they_end(settings, monkeypatch):
     found = read(metrics)
     assert found["dalsegno_prompt_tokens_total",] == 3 * whole["usage"]["prompt_tokens"]
     assert found["dalsegno_generation_tokens_total",] == 3 * 6
-    assert found["dalsegno_time_to_first_token_seconds_count", "root"] == 3
+    assert sum(found["dalsegno_time_to_first_token_seconds_count", reuse] for reuse in ("hit", "root")) == 3
     assert found["dalsegno_step_seconds_count", "decode"] > 0
 
 

@@ -1,4 +1,3 @@
-import dataclasses
 import re
 from pathlib import Path
 
@@ -106,9 +105,7 @@ def test_every_key_can_be_read_back_from_the_printed_configuration(tmp_path):
 
 
 def test_defaults_are_those_of_the_engine():
-    ours, theirs = engine_options(Settings()), EngineOptions()
-    # Slots for checkpoints are not asked for while there are no checkpoints.
-    assert dataclasses.replace(ours, device_state_slots=theirs.device_state_slots) == theirs
+    assert engine_options(Settings()) == EngineOptions()
 
 
 @pytest.mark.parametrize(
@@ -138,3 +135,16 @@ def test_api_keys_are_never_shown(tmp_path):
     with pytest.raises(ConfigurationError) as caught:
         resolve_sources(tmp_path, toml=f"[server]\napi_keys = ['{SECRET}', 1]")
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sources", "kept"),
+    [
+        ({}, True),
+        ({"flags": {"cache.prefix_reuse": "false"}}, False),
+        ({"environ": {"DALSEGNO_CACHE_PREFIX_REUSE": "false"}}, False),
+        ({"toml": "[cache]\nprefix_reuse = false"}, False),
+    ],
+)
+def test_reuse_is_on_unless_it_is_switched_off(tmp_path, sources, kept):
+    assert engine_options(resolve_sources(tmp_path, **sources).settings).prefix_reuse is kept

@@ -59,7 +59,7 @@ def tiny_folder(tmp_path_factory):
 
 @pytest.fixture
 def running_engine(tiny_folder):
-    """A context manager: an engine that runs, and whose ledger is sound and pools are back when it is left."""
+    """A context manager: an engine that runs; when it is left, its ledger is sound and only the cache holds units."""
 
     @contextlib.asynccontextmanager
     async def run(**options):
@@ -69,9 +69,11 @@ def running_engine(tiny_folder):
             yield engine
             assert await engine.drain()
             assert engine.check() == []
-            snapshot = engine.snapshot()
-            assert snapshot.kv_pages.free == snapshot.kv_pages.capacity
-            assert snapshot.state_slots.free == snapshot.state_slots.capacity
+            pools = engine.snapshot().kv_pages, engine.snapshot().state_slots
+            assert [(pool.pinned, pool.in_flight) for pool in pools] == [(0, 0)] * 2
+            engine._loop.scheduler.cache.reset()
+            pools = engine.snapshot().kv_pages, engine.snapshot().state_slots
+            assert [pool.free for pool in pools] == [pool.capacity for pool in pools]
         finally:
             await engine.stop()
 

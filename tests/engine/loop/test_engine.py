@@ -388,7 +388,7 @@ async def test_an_idle_engine_takes_no_steps_and_its_heart_beats(running_engine)
 async def test_a_snapshot_counts_what_is_there(running_engine, gate):
     async with running_engine(max_concurrency=2) as engine:
         gate.clear()
-        generations = [engine.submit(request(PROMPTS[6], name=name)) for name in ("a", "b", "c")]
+        generations = [engine.submit(request(PROMPTS[index], name=f"r{index}")) for index in (4, 5, 6)]
         while engine.snapshot().running == 0:
             await asyncio.sleep(0)
         snapshot = engine.snapshot()

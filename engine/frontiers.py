@@ -1,0 +1,36 @@
+"""Which places in a prompt become checkpoints while it is computed."""
+
+from __future__ import annotations
+
+from cache import CheckpointKind, Frontier
+from engine.request import GenerationRequest
+
+MAX_ANCHORS = 4
+_CHUNKS_PER_ANCHOR = 2
+
+
+def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
+    """Those that the request names, inside its prompt; one token is always left to compute. In order, each place once.
+
+    A request that names no turn closure can be resumed at its last token but one, which is where it would be sent
+    again, or be continued.
+    """
+    last = len(request.prompt_token_ids) - 1
+    named = {f.tokens: f for f in request.frontiers if 0 < f.tokens <= last}
+    if last > 0 and all(f.kind is not CheckpointKind.PRIVATE_TURN_CLOSURE for f in named.values()):
+        named.setdefault(last, Frontier(last, CheckpointKind.PRIVATE_TURN_CLOSURE))
+    return tuple(named[tokens] for tokens in sorted(named))
+
+
+def anchors(named: tuple[Frontier, ...], cached_tokens: int, chunk: int, at_most: int) -> tuple[Frontier, ...]:
+    """A ladder in what is computed anew up to the last named frontier, at ends of chunks, where segments end anyway.
+
+    Evenly spaced, at least two chunks apart and one before that frontier, for a fork or an edit in the middle.
+    """
+    end = max((f.tokens for f in named), default=0)
+    taken = {f.tokens for f in named}
+    ends = range((cached_tokens // chunk + 1) * chunk, end - chunk + 1, chunk)
+    free = [tokens for tokens in ends if tokens not in taken]
+    count = min(at_most, len(free) // _CHUNKS_PER_ANCHOR)
+    places = (free[len(free) * (2 * step + 1) // (2 * count)] for step in range(count))
+    return tuple(Frontier(tokens, CheckpointKind.PRIVATE_LONG_ANCHOR) for tokens in places)

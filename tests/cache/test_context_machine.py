@@ -1,0 +1,202 @@
+"""Random histories against tiny pools: after every step nothing leaks, and reuse is never of wrong bytes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cache.context import ContextCache
+from cache.leases import CaptureTicket, RequestLease
+from cache.ledger import check
+from cache.types import CacheOptions, CheckpointKind, Frontier
+
+sys.path.insert(0, str(Path(__file__).parent))
+from device_model import Device
+
+HISTORIES = int(os.environ.get("DALSEGNO_TEST_HISTORIES", "1000"))
+
+
+class Collision(int):
+    """A token whose hash is that of every other token, so that tokens must decide."""
+
+    def __hash__(self) -> int:
+        return 7
+
+
+class Running:
+    def __init__(self, lease: RequestLease, prompt: tuple[int, ...]) -> None:
+        self.lease = lease
+        self.tokens = prompt
+        self.computed = lease.cached_tokens
+
+
+class CacheMachine(RuleBasedStateMachine):
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4]),
+        kv_pages=st.integers(6, 60),
+        max_running=st.integers(1, 3),
+        spare_slots=st.integers(0, 4),
+        has_state=st.booleans(),
+        collide=st.booleans(),
+    )
+    def start(self, page_size, kv_pages, max_running, spare_slots, has_state, collide):
+        self.max_running = max_running
+        self.token = Collision if collide else int
+        slots = max_running + spare_slots if has_state else 0
+        self.cache = ContextCache(CacheOptions(page_size, kv_pages, slots, has_state))
+        self.device = Device(self.cache)
+        self.running: dict[str, Running] = {}
+        self.history: list[tuple[int, ...]] = []
+        self.now = 0.0
+        self.count = 0
+
+    def tick(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    @rule(
+        data=st.data(),
+        fresh=st.lists(st.integers(0, 2), min_size=1, max_size=8),
+        keep=st.sampled_from([100, 100, 100, 0, 3, 5, 8, 13]),
+        namespace=st.sampled_from(["a", "a", "a", "b"]),
+        to_the_end=st.booleans(),
+    )
+    def arrive(self, data, fresh, keep, namespace, to_the_end):
+        if len(self.running) >= self.max_running:
+            return
+        base = data.draw(st.sampled_from(self.history[-6:])) if self.history else ()
+        tokens = tuple(self.token(t) for t in (*base[: min(keep, 40 - len(fresh))], *fresh))
+        self.history.append(tokens)
+        self.count += 1
+        name = f"r{self.count}"
+        match = self.cache.match(name, namespace, tokens)
+        assert 0 <= match.cached_tokens < len(tokens)
+        assert (match.path == "root") == (match.cached_tokens == 0)
+        stable = data.draw(st.integers(0, len(tokens) - 1))
+        wanted = [
+            Frontier(stable, CheckpointKind.SHARED_STABLE_PREFIX),
+            Frontier(len(tokens) - 1, CheckpointKind.PRIVATE_TURN_CLOSURE),
+        ]
+        report = self.cache.report(match, wanted)
+        assert report.cached_tokens <= report.achievable_tokens < report.prompt_tokens
+        if data.draw(st.integers(0, 7)) == 0:
+            self.cache.release(match)
+            self.cache.release(match)
+            return
+        lease = self.cache.admit(match, len(tokens) + 1, wanted, self.tick())
+        if lease is None:
+            return
+        assert lease.cached_tokens == match.cached_tokens
+        self.running[name] = Running(lease, tokens)
+        if to_the_end:
+            run = self.running[name]
+            while run.computed < len(tokens):
+                self.advance(run, 8, publish=True)
+            self.cache.finish(self.running.pop(name).lease, tokens, len(tokens), self.tick())
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), size=st.integers(1, 6), publish=st.booleans())
+    def step(self, data, size, publish):
+        self.advance(self.running[data.draw(st.sampled_from(sorted(self.running)))], size, publish)
+
+    def advance(self, run, size, publish):
+        if run.lease.is_restoring or run.computed == 0:
+            self.device.restore(run.lease)
+        if run.computed == len(run.tokens):
+            return
+        wanted = [f for f in run.lease.wanted if f.tokens > run.computed]
+        end = min([run.computed + size, len(run.tokens), *(f.tokens for f in wanted)])
+        tickets = [self.cache.capture(run.lease, f) for f in wanted if f.tokens == end]
+        self.device.compute(run.lease, run.tokens, run.computed, end)
+        run.computed = end
+        for ticket in tickets:
+            if not isinstance(ticket, CaptureTicket):
+                continue
+            self.device.capture(ticket)
+            if publish:
+                self.cache.publish(ticket, self.tick())
+                self.cache.publish(ticket, self.tick())
+            else:
+                self.cache.discard(ticket)
+                self.cache.discard(ticket)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), token=st.integers(0, 2))
+    def generate(self, data, token):
+        run = self.running[data.draw(st.sampled_from(sorted(self.running)))]
+        if run.computed < len(run.tokens) or not self.cache.grow(run.lease, len(run.tokens) + 2):
+            return
+        run.tokens = (*run.tokens, self.token(token))
+        self.device.compute(run.lease, run.tokens, run.computed, run.computed + 1)
+        run.computed += 1
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), ending=st.sampled_from(["finish", "abort", "fault"]), twice=st.booleans())
+    def leave(self, data, ending, twice):
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        run = self.running.pop(name)
+        self.history.append(run.tokens)
+        close = self.cache.finish if ending == "finish" else self.cache.abort
+        for _ in range(1 + twice):
+            close(run.lease, run.tokens, 0 if ending == "fault" else run.computed, self.tick())
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def leave_in_the_middle_of_a_capture(self, data):
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        run = self.running[name]
+        if run.computed < len(run.tokens) - 1:
+            self.advance(run, 100, publish=True)
+            self.cache.capture(run.lease, Frontier(len(run.tokens) - 1, CheckpointKind.PRIVATE_LONG_ANCHOR))
+            self.cache.abort(self.running.pop(name).lease, run.tokens, run.computed, self.tick())
+
+    @precondition(lambda self: hasattr(self, "cache"))
+    @rule()
+    def reset(self):
+        self.cache.reset()
+
+    @invariant()
+    def nothing_leaks(self):
+        if not hasattr(self, "cache"):
+            return
+        assert check(self.cache) == []
+        self.device.poison_free_units()
+
+    def teardown(self):
+        if not hasattr(self, "cache"):
+            return
+        for run in self.running.values():
+            self.cache.abort(run.lease, run.tokens, run.computed, self.tick())
+        assert self.cache.pages.counts().pinned == 0
+        assert self.cache.slots.counts().pinned == self.cache.slots.counts().in_flight == 0
+        self.cache.reset()
+        assert self.cache.pages.free == self.cache.pages.capacity
+        assert self.cache.slots.free == self.cache.slots.capacity
+        assert not self.cache.retention.trees
+
+
+@pytest.mark.parametrize("histories", [HISTORIES])
+def test_random_histories_leak_nothing_and_reuse_only_right_bytes(histories):
+    run_state_machine_as_test(
+        CacheMachine,
+        settings=settings(
+            max_examples=histories,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+        ),
+    )

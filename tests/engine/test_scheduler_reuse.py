@@ -1,0 +1,248 @@
+"""The scheduler with a cache behind it: what is restored and captured, when, and who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cache import CacheOptions, CheckpointKind, ContextCache, CopyObject, Frontier, SkipReason
+from engine.plan import StepPlan, StepResult
+from engine.request import GenerationRequest, SamplingParams
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.sequence import SequenceState
+from tests.engine.fake_device import FakeDevice
+
+CLOSURE, STABLE = CheckpointKind.PRIVATE_TURN_CLOSURE, CheckpointKind.SHARED_STABLE_PREFIX
+LIMITS = SchedulerLimits(
+    max_concurrency=3,
+    max_pending_requests=4,
+    pending_timeout_seconds=10.0,
+    max_context_tokens=64,
+    prefill_chunk=8,
+    output_step_tokens=4,
+)
+
+
+class House:
+    """A scheduler, its cache, and a device that notices wrong bytes."""
+
+    def __init__(self, pages=100, spare_slots=6, has_state=True, **limits):
+        limits = replace(LIMITS, **limits)
+        slots = (limits.max_concurrency + spare_slots) * has_state
+        self.cache = ContextCache(CacheOptions(4, pages, slots, has_state))
+        self.scheduler = Scheduler(limits, self.cache)
+        self.device = FakeDevice(self.cache)
+        self.requests: dict[str, GenerationRequest] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.now = 0.0
+
+    def submit(self, name, prompt, max_tokens=1, namespace="", frontiers=()):
+        sampling = SamplingParams(seed=0, max_tokens=max_tokens)
+        request = GenerationRequest(name, tuple(prompt), sampling, namespace, frontiers)
+        self.requests[name], self.outputs[name] = request, []
+        self.scheduler.submit(request, self.now)
+
+    def step(self) -> StepPlan | None:
+        plan = self.scheduler.plan(self.now)
+        if plan is None:
+            return None
+        self.device.run(plan, lambda name: (*self.requests[name].prompt_token_ids, *self.outputs[name]))
+        picked = {each.request_id: 1000 + each.end for each in plan.segments if each.is_sampled}
+        for outcome in self.scheduler.apply(plan, StepResult(picked, 0.25 if plan.restores else 0.0), self.now):
+            self.outputs[outcome.sequence.request_id].append(outcome.token_id)
+        self.now += 1.0
+        assert self.scheduler.check() == []
+        return plan
+
+    def run(self, name, prompt, **options) -> list[StepPlan]:
+        self.submit(name, prompt, **options)
+        plans = []
+        while (plan := self.step()) is not None:
+            plans.append(plan)
+        return plans
+
+
+def shape(plans):
+    return [(each.request_id, each.start, each.end) for plan in plans for each in plan.segments]
+
+
+def test_segments_end_at_chunks_and_at_the_frontiers_where_a_state_is_wanted():
+    frontiers = (Frontier(5, STABLE), Frontier(18, CLOSURE))
+    plans = House().run("a", range(20), frontiers=frontiers)
+    assert shape(plans) == [("a", 0, 5), ("a", 5, 8), ("a", 8, 16), ("a", 16, 18), ("a", 18, 20)]
+    captured = [plan.segments[0].end for plan in plans if plan.segments[0].capture_slot is not None]
+    assert captured == [5, 18]
+
+
+def test_kv_alone_is_published_without_a_split():
+    house = House(has_state=False)
+    plans = house.run("a", range(20), frontiers=(Frontier(5, STABLE), Frontier(18, CLOSURE)))
+    assert shape(plans) == [("a", 0, 8), ("a", 8, 16), ("a", 16, 20)]
+    assert house.cache.stats.published == {STABLE: 1, CLOSURE: 1, CheckpointKind.PRIVATE_ENDPOINT: 1}
+
+
+def test_a_ladder_costs_no_split_and_at_most_half_of_the_spare_slots():
+    house = House(spare_slots=4)
+    plans = house.run("a", range(60))
+    ends = [plan.segments[0].end for plan in plans]
+    assert ends == [8, 16, 24, 32, 40, 48, 56, 59, 60]
+    assert house.cache.stats.published[CheckpointKind.PRIVATE_LONG_ANCHOR] == 2
+
+
+def test_a_hit_restores_the_state_and_the_page_that_it_goes_on_in_before_its_first_segment():
+    house = House()
+    house.run("a", range(20))
+    plans = house.run("b", range(20))
+    assert shape(plans) == [("b", 19, 20)]
+    assert [copy.what for copy in plans[0].restores] == [CopyObject.KV_PAGE, CopyObject.STATE]
+    assert plans[0].segments[0].is_sampled
+
+
+def test_a_hit_at_the_end_of_a_page_copies_no_page():
+    house = House()
+    house.run("a", range(17))
+    (plan,) = house.run("b", range(17))
+    assert [copy.what for copy in plan.restores] == [CopyObject.STATE]
+
+
+def test_the_time_of_the_copies_is_told():
+    house = House()
+    house.run("a", range(20))
+    house.submit("b", range(20), max_tokens=3)
+    house.step()
+    (sequence,) = house.scheduler.running
+    house.step()
+    assert (sequence.restore_seconds, sequence.reuse.cached_tokens) == (0.25, 19)
+
+
+def test_a_failed_step_publishes_nothing_of_what_it_was_to_capture():
+    house = House()
+    house.submit("a", range(20), frontiers=(Frontier(5, CLOSURE),))
+    plan = house.scheduler.plan(0.0)
+    house.device.spoil(plan)
+    house.scheduler.fail(plan, 0.0)
+    assert house.scheduler.check() == []
+    assert (house.cache.pages.free, house.cache.slots.free) == (house.cache.pages.capacity, house.cache.slots.capacity)
+
+
+def test_a_failed_step_spares_what_was_published_before_it():
+    house = House()
+    house.submit("a", range(20), max_tokens=9)
+    for _ in range(4):
+        house.step()
+    plan = house.scheduler.plan(house.now)
+    house.device.spoil(plan)
+    house.scheduler.fail(plan, house.now)
+    assert shape(house.run("b", range(20))) == [("b", 19, 20)]
+
+
+def test_a_request_that_fails_right_after_its_restore_is_not_resumed_from_there_again():
+    house = House()
+    house.run("a", range(20))
+    house.submit("b", range(20))
+    house.scheduler.fail(house.scheduler.plan(house.now), house.now)
+    assert house.scheduler.check() == []
+    assert shape(house.run("c", range(20)))[0][1] < 19
+
+
+def test_a_cancelled_prefill_goes_on_from_its_last_segment():
+    house = House()
+    house.submit("a", range(20))
+    house.step()
+    house.scheduler.cancel("a", house.now)
+    assert shape(house.run("b", range(20)))[0] == ("b", 8, 16)
+
+
+def test_namespaces_share_nothing():
+    house = House()
+    house.run("a", range(20), namespace="one")
+    assert shape(house.run("b", range(20), namespace="two"))[0] == ("b", 0, 8)
+
+
+def test_who_waits_for_a_prefix_starts_from_it_and_others_pass():
+    house = House()
+    house.submit("a", range(20))
+    house.submit("b", (*range(19), 77))
+    house.submit("c", range(50, 53))
+    plans = [house.step() for _ in range(2)]
+    assert {each.request_id for plan in plans for each in plan.segments} == {"a"}
+    assert [each.request_id for each in house.scheduler.waiting] == ["b"]
+    house.step()
+    house.step()
+    assert house.scheduler.waiting == ()
+    assert house.step() is None
+    assert house.cache.stats.selections == {"root": 2, CLOSURE: 1}
+
+
+def test_nobody_waits_for_a_prefix_so_long_that_it_could_time_out():
+    house = House()
+    house.submit("a", range(60))
+    house.submit("b", range(60))
+    house.step()
+    assert [each.request_id for each in house.scheduler.waiting] == ["b"]
+    house.now = 5.1
+    house.step()
+    assert house.scheduler.waiting == ()
+
+
+def test_those_that_wait_for_a_prefix_leave_the_free_seats_to_others():
+    house = House(max_pending_requests=1)
+    house.submit("a", range(60))
+    house.submit("b", range(60))
+    house.step()
+    house.scheduler.validate(GenerationRequest("c", (1, 2)))
+
+
+def test_the_end_of_the_leader_lets_the_others_go_on_from_what_it_has_computed():
+    house = House()
+    house.submit("a", range(60))
+    house.submit("b", range(60))
+    house.step()
+    house.scheduler.cancel("a", house.now)
+    assert shape([house.step()]) == [("b", 8, 16)]
+
+
+def test_a_suspended_request_resumes_from_its_own_checkpoint_and_tells_its_first_hit():
+    house = House(pages=16, max_context_tokens=64, max_concurrency=2)
+    house.run("old", range(100, 110))
+    house.submit("a", range(20), max_tokens=30)
+    house.submit("b", (*range(100, 109), *range(200, 211)), max_tokens=20)
+    while house.scheduler.suspensions_total == 0:
+        house.step()
+    (suspended,) = house.scheduler.waiting
+    assert (suspended.request_id, suspended.state) == ("b", SequenceState.SUSPENDED)
+    house.scheduler.cancel("a", house.now)
+    house.step()
+    assert suspended.state is not SequenceState.SUSPENDED
+    assert suspended.reuse.cached_tokens == 9
+    while house.step() is not None:
+        pass
+    assert house.outputs["b"] == list(range(1020, 1040))
+    assert house.cache.stats.reused_tokens == 9
+
+
+@pytest.mark.parametrize(("pages", "spare_slots"), [(3, 1), (100, 0)])
+def test_a_request_that_its_own_past_leaves_no_room_for_starts_from_the_root(pages, spare_slots):
+    house = House(pages=pages, spare_slots=spare_slots, max_concurrency=1, max_context_tokens=12)
+    house.run("a", range(7))
+    plans = house.run("b", (*range(6), 50, 51, 52), max_tokens=3)
+    assert house.outputs["b"] == [1009, 1010, 1011]
+    assert not plans[0].restores
+
+
+def test_a_turn_is_captured_where_the_one_before_it_lay_when_there_is_no_other_slot():
+    house = House(max_concurrency=1, spare_slots=1)
+    for turn in range(1, 6):
+        plans = house.run(f"t{turn}", range(10 * turn), frontiers=(Frontier(10 * turn - 2, CLOSURE),))
+        assert plans[0].segments[0].start == (10 * turn - 10 if turn > 1 else 0)
+    assert not house.cache.stats.publish_skipped[SkipReason.SLOTS_PINNED]
+
+
+def test_without_reuse_nothing_is_split_captured_or_kept():
+    house = House()
+    house.cache = ContextCache(CacheOptions(4, 100, 9, has_state=True, prefix_reuse=False))
+    house.scheduler, house.device = Scheduler(LIMITS, house.cache), FakeDevice(house.cache)
+    plans = house.run("a", range(20))
+    assert shape(plans) == [("a", 0, 8), ("a", 8, 16), ("a", 16, 20)]
+    assert house.cache.pages.free == 100
