@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cache import PoolCounts
+from cache import CacheStats, PoolCounts
 
 
 class EngineStatus(StrEnum):
@@ -32,6 +32,8 @@ class EngineSnapshot:
     decoding: int
     kv_pages: PoolCounts
     state_slots: PoolCounts
+    cache: CacheStats
+    """A copy."""
     steps_total: int
     prefill_tokens_total: int
     decode_tokens_total: int
