@@ -66,7 +66,7 @@ class Scheduler:
         self._captures: list[CaptureTicket] = []
         self._arrivals = 0
         self._changes = 0
-        """Exits, publications and restores: without one, who had to wait has to go on waiting."""
+        """Exits, captures and restores: without one, who had to wait has to go on waiting."""
 
     @property
     def running(self) -> tuple[SequenceRecord, ...]:
@@ -144,7 +144,6 @@ class Scheduler:
         self._restoring.clear()
         for ticket in self._captures:
             self.cache.publish(ticket, now)
-        self._changes += len(self._captures)
         self._captures.clear()
         outcomes: list[TokenOutcome] = []
         for segment in plan.segments:
@@ -374,6 +373,7 @@ class Scheduler:
         lease, slot, can_be_cut = sequence.held, None, not self.cache.options.has_state
         for frontier in [f for f in lease.wanted if f.tokens == end or (can_be_cut and f.tokens < end)]:
             ticket = self.cache.capture(lease, frontier)
+            self._changes += 1
             if isinstance(ticket, CaptureTicket):
                 self._captures.append(ticket)
                 slot = None if ticket.slot is None else ticket.slot.units[0]
