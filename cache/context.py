@@ -31,11 +31,12 @@ from cache.types import (
 class ContextCache:
     """All that is remembered on the device. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, options: CacheOptions) -> None:
+    def __init__(self, options: CacheOptions, stats: CacheStats | None = None) -> None:
+        """`stats` are those of a former cache, to go on counting."""
         self.options = options
         self.pages = Pool("device_kv_pages", options.kv_pages)
         self.slots = Pool("device_state_slots", options.state_slots if options.has_state else 0)
-        self.stats = CacheStats()
+        self.stats = stats or CacheStats()
         self.retention = Retention(options, self.stats)
         self._leases: dict[str, RequestLease] = {}
         self._matches: dict[str, Match] = {}

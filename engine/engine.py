@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from cache import CacheOptions, ContextCache
+from cache import CacheOptions, CacheStats, ContextCache
 from engine.errors import EngineUnavailableError, RequestError
 from engine.kernels.select import select_kernels
 from engine.loop import EngineLoop
@@ -71,6 +72,7 @@ class Engine:
         self.backend_name = runner.backend_name
         self.model_folder = model_folder
         self._status = EngineStatus.STARTING
+        self._cache_stats = CacheStats()
         self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer)
         self._task: asyncio.Task[None] | None = None
 
@@ -157,6 +159,7 @@ class Engine:
             decoding=states.count(SequenceState.DECODING),
             kv_pages=scheduler.cache.pages.counts(),
             state_slots=scheduler.cache.slots.counts(),
+            cache=copy.deepcopy(self._cache_stats),
             steps_total=loop.totals.steps,
             prefill_tokens_total=loop.totals.prefill_tokens,
             decode_tokens_total=loop.totals.decode_tokens,
@@ -213,7 +216,8 @@ class Engine:
                 state_slots=memory.state_slots,
                 has_state=self.config.gated_delta_net is not None,
                 prefix_reuse=options.prefix_reuse,
-            )
+            ),
+            self._cache_stats,
         )
         end_token_ids = set(self.config.eos_token_ids)
         if self.tokenizer.eos_token_id is not None:

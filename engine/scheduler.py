@@ -66,6 +66,8 @@ class Scheduler:
         self._restoring: list[SequenceRecord] = []
         self._captures: list[CaptureTicket] = []
         self._arrivals = 0
+        self._changes = 0
+        """Exits, captures and restores: without one, who had to wait has to go on waiting."""
 
     @property
     def running(self) -> tuple[SequenceRecord, ...]:
@@ -239,6 +241,7 @@ class Scheduler:
         (self._running if sequence.is_admitted else self._waiting).remove(sequence)
         del self._alive[sequence.request_id]
         sequence.finish()
+        self._changes += 1
 
     def _discard_captures(self) -> None:
         for ticket in self._captures:
@@ -262,16 +265,23 @@ class Scheduler:
         sequence.suspend()
         insort(self._waiting, sequence, key=_turn)
         self.suspensions_total += 1
+        self._changes += 1
 
     def _admit(self, now: float) -> None:
         for sequence in tuple(self._waiting):
             if len(self._running) >= self.limits.max_concurrency:
                 return
-            if self._try_to_admit(sequence, now):
+            if self._may_be_admitted(sequence, now) and self._try_to_admit(sequence, now):
                 self._waiting.remove(sequence)
                 insort(self._running, sequence, key=_turn)
-            elif not sequence.is_held_back:
+                continue
+            sequence.tried_at = self._changes
+            if not sequence.is_held_back:
                 return
+
+    def _may_be_admitted(self, sequence: SequenceRecord, now: float) -> bool:
+        """Whether anything has changed since it had to wait: to match a long prompt at each step would cost much."""
+        return sequence.tried_at != self._changes or (sequence.is_held_back and self._has_waited_enough(sequence, now))
 
     def _try_to_admit(self, sequence: SequenceRecord, now: float) -> bool:
         cache, request, tokens = self.cache, sequence.request, tuple(sequence.token_ids)
@@ -305,11 +315,12 @@ class Scheduler:
     def _is_worth_waiting_for(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
         """Whether a running prefill is about to publish more of this prompt than there is. Never for so long that the
         request could time out for it."""
-        if sequence.state is not SequenceState.WAITING:
-            return False
-        if now - sequence.submitted_at > self.limits.pending_timeout_seconds / 2:
+        if sequence.state is not SequenceState.WAITING or self._has_waited_enough(sequence, now):
             return False
         return self.cache.pending_frontier(sequence.request.namespace, match.tokens) > match.cached_tokens
+
+    def _has_waited_enough(self, sequence: SequenceRecord, now: float) -> bool:
+        return now - sequence.submitted_at > self.limits.pending_timeout_seconds / 2
 
     def _with_output_step(self, sequence: SequenceRecord) -> int:
         return min(len(sequence.token_ids) + self.limits.output_step_tokens, sequence.max_total_tokens)
@@ -345,6 +356,7 @@ class Scheduler:
                 copies += sequence.held.restore
                 self._restoring.append(sequence)
                 self.cache.confirm_restore(sequence.held)
+                self._changes += 1
         return tuple(copies)
 
     def _segment_end(self, sequence: SequenceRecord) -> int:
@@ -374,6 +386,7 @@ class Scheduler:
         lease, slot, can_be_cut = sequence.held, None, not self.cache.options.has_state
         for frontier in [f for f in lease.wanted if f.tokens == end or (can_be_cut and f.tokens < end)]:
             ticket = self.cache.capture(lease, frontier)
+            self._changes += 1
             if isinstance(ticket, CaptureTicket):
                 self._captures.append(ticket)
                 slot = None if ticket.slot is None else ticket.slot.units[0]

@@ -57,6 +57,7 @@ class SequenceRecord:
         "stop_token_ids",
         "submitted_at",
         "token_ids",
+        "tried_at",
     )
 
     def __init__(
@@ -90,6 +91,8 @@ class SequenceRecord:
         self.restore_seconds = 0.0
         self.is_held_back = False
         """Waits for what another is about to publish, not for room."""
+        self.tried_at = -1
+        """The scheduler's count of changes when it was last found that it has to wait."""
         self._state = SequenceState.WAITING
 
     @property

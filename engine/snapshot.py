@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cache import PoolCounts
+from cache import CacheStats, PoolCounts
 
 
 class EngineStatus(StrEnum):
@@ -41,6 +41,8 @@ class EngineSnapshot:
     decoding: int
     kv_pages: PoolCounts
     state_slots: PoolCounts
+    cache: CacheStats
+    """A copy."""
     steps_total: int
     prefill_tokens_total: int
     decode_tokens_total: int

@@ -97,6 +97,10 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.release(match)
             return
         lease = self.cache.admit(match, len(tokens) + 1, wanted, self.tick())
+        if lease is None and not self.running and self.cache.fits_alone(len(tokens) + 1):
+            match = self.cache.miss(name, namespace, tokens)
+            lease = self.cache.admit(match, len(tokens) + 1, wanted, self.tick())
+            assert lease is not None, "alone, a request that fits must get in"
         if lease is None:
             return
         assert lease.cached_tokens == match.cached_tokens
@@ -152,6 +156,8 @@ class CacheMachine(RuleBasedStateMachine):
         close = self.cache.finish if ending == "finish" else self.cache.abort
         for _ in range(1 + twice):
             close(run.lease, run.tokens, 0 if ending == "fault" else run.computed, self.tick())
+            if ending == "fault":
+                self.cache.distrust(run.lease)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

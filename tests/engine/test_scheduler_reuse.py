@@ -186,6 +186,20 @@ def test_nobody_waits_for_a_prefix_so_long_that_it_could_time_out():
     assert house.scheduler.waiting == ()
 
 
+def test_nobody_waits_for_a_prefix_that_could_not_be_kept(monkeypatch):
+    def refuse(_cache, lease, frontier):
+        lease.wanted.remove(frontier)
+        return SkipReason.SLOTS_PINNED
+
+    monkeypatch.setattr(ContextCache, "capture", refuse)
+    house = House()
+    house.submit("a", range(5), max_tokens=9)
+    house.submit("b", range(5), max_tokens=9)
+    house.step()
+    house.step()
+    assert [each.request_id for each in house.scheduler.running] == ["a", "b"]
+
+
 def test_those_that_wait_for_a_prefix_leave_the_free_seats_to_others():
     house = House(max_pending_requests=1)
     house.submit("a", range(60))

@@ -14,6 +14,7 @@ import torch
 from engine.catalog import resolve_model
 from engine.engine import Engine, EngineOptions
 from engine.runner import Runner
+from engine.scheduler import Scheduler
 from tests.scenarios.talking import Talk
 
 SMALL = {
@@ -47,8 +48,12 @@ def demo_folder() -> Path:
 
 
 @pytest.fixture
-def talking(demo_folder):
-    """A context manager: a Talk with an engine that runs; when it is left, the books agree and nothing is held."""
+def talking(demo_folder, monkeypatch):
+    """A context manager: a Talk with an engine that runs; when it is left, the books agree and nothing is held.
+
+    No token ends an answer, so that what the model has learnt does not matter.
+    """
+    monkeypatch.setattr("engine.engine.Scheduler", lambda limits, cache, _ends: Scheduler(limits, cache))
 
     @contextlib.asynccontextmanager
     async def start(folder: Path = demo_folder, **options):

@@ -18,7 +18,7 @@ async def cancel_at(talk, stand_still, step: int, prompt=PROMPT, max_tokens: int
     """Leave while the step of this number, counted from the request's first, is running."""
     reached, go = stand_still(step)
     generation = talk.engine.submit(talk.request(prompt, max_tokens))
-    await asyncio.to_thread(reached.wait)
+    assert await asyncio.to_thread(reached.wait, 60)
     await generation.aclose()
     go.set()
     await talk.engine._loop.wait_until_empty()
@@ -41,7 +41,7 @@ async def test_s21_leaving_before_the_first_step_and_in_the_queue_holds_nothing(
         reached, go = stand_still(1)
         running = talk.engine.submit(talk.request(PROMPT))
         queued = talk.engine.submit(talk.request([user("Is anybody there?")]))
-        await asyncio.to_thread(reached.wait)
+        assert await asyncio.to_thread(reached.wait, 60)
         assert talk.engine.snapshot().waiting == 1
         await queued.aclose()
         go.set()
@@ -70,7 +70,7 @@ async def test_s24_cancelling_one_that_waits_stops_only_that_one(talking, stand_
         reached, go = stand_still(4)
         decoding = talk.engine.submit(talk.request(PROMPT[:50], max_tokens=12))
         waiting, last = (talk.engine.submit(talk.request(PROMPT[index:100])) for index in (1, 2))
-        await asyncio.to_thread(reached.wait)
+        assert await asyncio.to_thread(reached.wait, 60)
         await waiting.aclose()
         go.set()
         assert (await collect(decoding)).token_ids == expected.token_ids
@@ -135,4 +135,4 @@ async def test_s30_what_a_suspended_request_finds_again_of_its_own_is_no_hit(tal
         answers = await talk.together(prompts, max_tokens=90)
         assert talk.engine.snapshot().suspensions_total > 0
         assert [answer.reuse.cached_tokens for answer in answers] == [0, 0]
-        assert talk.engine._loop.scheduler.cache.stats.reused_tokens == 0
+        assert talk.engine.snapshot().cache.reused_tokens == 0

@@ -11,7 +11,7 @@ from tests.scenarios.talking import Talk, assistant, collect, system, user
 
 pytestmark = pytest.mark.anyio
 
-CONVERSATIONS = 40
+CONVERSATIONS = 30
 WORDS = [
     "harbour",
     "light",
@@ -148,7 +148,7 @@ async def test_s34_a_request_after_a_cancel_in_any_segment_equals_the_cold_run(t
         async with talking() as talk:
             reached, go = stand_still(step)
             generation = talk.engine.submit(talk.request(prompt, max_tokens=8))
-            await asyncio.to_thread(reached.wait)
+            assert await asyncio.to_thread(reached.wait, 60)
             await generation.aclose()
             go.set()
             answer = await talk.ask(prompt, max_tokens=4)

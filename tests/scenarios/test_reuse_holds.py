@@ -131,7 +131,7 @@ async def test_s12_others_pass_those_that_wait_for_a_prefix(talking, stand_still
             talk.engine.submit(talk.request(tokens(seed, size), max_tokens=1))
             for seed, size in ((1, 200), (1, 200), (2, 20))
         )
-        await asyncio.to_thread(reached.wait)
+        assert await asyncio.to_thread(reached.wait, 60)
         assert (talk.engine.snapshot().running, talk.engine.snapshot().waiting) == (2, 1)
         go.set()
         await collect(other)
@@ -143,7 +143,7 @@ async def test_s12_the_end_of_the_leader_releases_those_that_wait_for_it(talking
     async with talking() as talk:
         reached, go = stand_still(1)
         leader, follower = (talk.engine.submit(talk.request(tokens(1, 200), max_tokens=1)) for _ in range(2))
-        await asyncio.to_thread(reached.wait)
+        assert await asyncio.to_thread(reached.wait, 60)
         await leader.aclose()
         go.set()
         assert (await collect(follower)).reuse.cached_tokens == 2 * talk.engine.options.prefill_chunk
@@ -178,6 +178,15 @@ async def test_s14_a_fork_of_a_chat_that_has_gone_on_hits_near_its_branch(talkin
         fork = [*branch, assistant("Part 2."), user("Something else, please.")]
         answer = await talk.ask(fork)
         assert answer.reuse.cached_tokens == talk.closure(branch).tokens
+
+
+async def test_s60_what_the_answers_tell_adds_up_to_what_the_counters_say(talking):
+    async with talking() as talk:
+        prompts = [(*tokens(1, 50), *tokens(2 + index // 3, 30)) for index in range(12)]
+        answers = await talk.together(prompts)
+        counted = talk.engine.snapshot().cache
+        assert counted.reused_tokens == sum(answer.usage.cached_tokens for answer in answers) > 0
+        assert counted.selections.total() == len(answers)
 
 
 async def test_s20_an_edit_deep_in_the_history_is_reused_up_to_the_edit(talking):
