@@ -11,7 +11,7 @@ from training.demo.corpus.documents import document
 from training.demo.corpus.grammar import Context, GrammarError, parse, read_lexicon
 from training.demo.corpus.intents import exchange, fresh, intents, lexicon, sentence_case, tidy
 from training.demo.corpus.skills import skill
-from training.demo.corpus.stories import request_and_story
+from training.demo.corpus.story_requests import request_and_story
 from training.demo.heldout import emitted, heldout_questions, producible
 from training.demo.template import render
 

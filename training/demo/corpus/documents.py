@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from training.demo.corpus import memory, stories, tools
+from training.demo.corpus import memory, story_requests, tools
 from training.demo.corpus.grammar import capital
 from training.demo.corpus.intents import Intent, exchange, fresh, intents
 from training.demo.corpus.skills import skill
@@ -91,10 +91,10 @@ def _simple(rng: random.Random, heldout: bool, varied: bool = False) -> list[tup
         question, answer = exchange(_intent(rng, "daemon"), ctx)
     elif pick < 0.80:
         if rng.random() < 0.25:
-            return [(dress(rng, q), a) for q, a in stories.about_story(ctx)]
-        question, answer, _ = stories.request_and_story(ctx, varied)
+            return [(dress(rng, q), a) for q, a in story_requests.about_story(ctx)]
+        question, answer, _ = story_requests.request_and_story(ctx, varied)
     elif pick < 0.84:
-        return [stories.continuation(ctx)]
+        return [story_requests.continuation(ctx)]
     elif pick < 0.88:
         return [memory.reading(ctx)]
     else:
