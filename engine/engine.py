@@ -11,6 +11,7 @@ from pathlib import Path
 from cache import CacheOptions, CacheStats, ContextCache
 from engine.errors import EngineUnavailableError, RequestError
 from engine.kernels.select import select_kernels
+from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
 from engine.memory import MemoryPlan, available_memory_bytes, plan_memory
 from engine.models.config import ModelConfig
@@ -18,7 +19,7 @@ from engine.models.registry import load_model, read_config
 from engine.options import EngineOptions
 from engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, Timings, TokenLogprob, Usage
 from engine.runner import Runner
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from engine.sequence import SequenceState
 from engine.snapshot import EngineSnapshot, EngineStatus
 from engine.storage import allocate_state

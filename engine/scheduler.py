@@ -12,24 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache import CaptureTicket, ContextCache, Copy, Match, check
-from engine.errors import ContextLengthExceededError, RequestError, ServerOverloadedError
+from engine.errors import ServerOverloadedError
 from engine.frontiers import MAX_ANCHORS, anchors, prompt_frontiers
+from engine.limits import SchedulerLimits, refuse_unservable
 from engine.plan import Segment, StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, TokenLogprob
 from engine.sequence import SequenceRecord, SequenceState
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What the scheduler works within; tokens unless the name says otherwise."""
-
-    max_concurrency: int
-    max_pending_requests: int
-    pending_timeout_seconds: float
-    max_context_tokens: int
-    prefill_chunk: int
-    output_step_tokens: int = 64
-    """Room for output that is reserved ahead, at admission and at each growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +72,7 @@ class Scheduler:
 
         Raises ContextLengthExceededError, ServerOverloadedError, or RequestError for an empty prompt.
         """
-        prompt_tokens = len(request.prompt_token_ids)
-        if prompt_tokens == 0:
-            raise RequestError("the prompt has no tokens; send at least one", param="prompt")
-        if request.sampling.max_tokens < 1:
-            raise RequestError(
-                f"max_tokens is {request.sampling.max_tokens}; ask for at least 1 token", param="max_tokens"
-            )
-        if prompt_tokens >= self.limits.max_context_tokens:
-            raise ContextLengthExceededError(
-                f"the prompt has {prompt_tokens} tokens; the context holds {self.limits.max_context_tokens}, of which "
-                f"at least 1 is for the answer; shorten the prompt to {self.limits.max_context_tokens - 1} tokens",
-                param="prompt",
-            )
+        refuse_unservable(request, self.limits)
         if self._num_pending + also_waiting >= self._pending_allowance:
             raise ServerOverloadedError(
                 f"{self._num_pending + also_waiting} requests are waiting, the queue holds "

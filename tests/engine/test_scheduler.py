@@ -6,9 +6,10 @@ import pytest
 
 from cache import CacheOptions, ContextCache
 from engine.errors import ContextLengthExceededError, RequestError, ServerOverloadedError
+from engine.limits import SchedulerLimits
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from engine.sequence import SequenceState
 
 END = 99

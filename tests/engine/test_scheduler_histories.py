@@ -9,9 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cache import CacheOptions, CheckpointKind, ContextCache, Frontier
 from engine.errors import ContextLengthExceededError, ServerOverloadedError
+from engine.limits import SchedulerLimits
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from tests.engine.fake_device import FakeDevice
 
 END = 999

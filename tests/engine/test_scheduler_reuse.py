@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from cache import CacheOptions, CheckpointKind, ContextCache, CopyObject, Frontier, SkipReason
+from engine.limits import SchedulerLimits
 from engine.plan import StepPlan, StepResult
 from engine.request import GenerationRequest, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from engine.sequence import SequenceState
 from tests.engine.fake_device import FakeDevice
 
@@ -49,7 +50,9 @@ class House:
             return None
         self.device.run(plan, lambda name: (*self.requests[name].prompt_token_ids, *self.outputs[name]))
         picked = {each.request_id: 1000 + each.end for each in plan.segments if each.is_sampled}
-        for outcome in self.scheduler.apply(plan, StepResult(picked, 0.25 if plan.restores else 0.0), self.now):
+        for outcome in self.scheduler.apply(
+            plan, StepResult(picked, restore_seconds=0.25 if plan.restores else 0.0), self.now
+        ):
             self.outputs[outcome.sequence.request_id].append(outcome.token_id)
         self.now += 1.0
         assert self.scheduler.check() == []

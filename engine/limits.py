@@ -1,0 +1,36 @@
+"""What the scheduler works within, and which requests lie outside it whatever else runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import ContextLengthExceededError, RequestError
+from engine.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What the scheduler works within; tokens unless the name says otherwise."""
+
+    max_concurrency: int
+    max_pending_requests: int
+    pending_timeout_seconds: float
+    max_context_tokens: int
+    prefill_chunk: int
+    output_step_tokens: int = 64
+    """Room for output that is reserved ahead, at admission and at each growth."""
+
+
+def refuse_unservable(request: GenerationRequest, limits: SchedulerLimits) -> None:
+    """Raises ContextLengthExceededError, or RequestError for an empty prompt or no tokens to answer with."""
+    prompt_tokens = len(request.prompt_token_ids)
+    if prompt_tokens == 0:
+        raise RequestError("the prompt has no tokens; send at least one", param="prompt")
+    if request.sampling.max_tokens < 1:
+        raise RequestError(f"max_tokens is {request.sampling.max_tokens}; ask for at least 1 token", param="max_tokens")
+    if prompt_tokens >= limits.max_context_tokens:
+        raise ContextLengthExceededError(
+            f"the prompt has {prompt_tokens} tokens; the context holds {limits.max_context_tokens}, of which "
+            f"at least 1 is for the answer; shorten the prompt to {limits.max_context_tokens - 1} tokens",
+            param="prompt",
+        )
