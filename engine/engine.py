@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from cache import CacheOptions, CacheStats, ContextCache
-from engine.errors import EngineUnavailableError, RequestError
+from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
@@ -92,22 +95,24 @@ class Engine:
         device_type = kernels.device.type
         room = available_memory_bytes(kernels.device) - _checkpoint_bytes(folder)
         plan_memory(config, options, max(room, 0), element_bytes=element_bytes, device_type=device_type)
-        model = load_model(folder, kernels)
+        with _telling_of_memory("what else uses memory here", _checkpoint_bytes(folder), "the weights' checkpoint"):
+            model = load_model(folder, kernels)
         room = available_memory_bytes(kernels.device)
         memory = plan_memory(config, options, room, element_bytes=element_bytes, device_type=device_type)
         logger.info(memory.describe())
-        state = allocate_state(
-            config,
-            num_pages=memory.kv_pages,
-            page_size=memory.page_size,
-            num_slots=memory.state_slots,
-            dtype=kernels.dtype,
-            device=kernels.device,
-        )
+        with _telling_of_memory("--kv-cache-mib", memory.kv_bytes + memory.state_bytes, "the KV cache with the states"):
+            state = allocate_state(
+                config,
+                num_pages=memory.kv_pages,
+                page_size=memory.page_size,
+                num_slots=memory.state_slots,
+                dtype=kernels.dtype,
+                device=kernels.device,
+            )
         return cls(
             config=config,
             options=options,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer.limited_to(memory.max_context_tokens),
             chat_template=chat_template,
             memory=memory,
             runner=Runner(model, kernels, state, memory.page_size),
@@ -224,6 +229,18 @@ class Engine:
         if self.tokenizer.eos_token_id is not None:
             end_token_ids.add(self.tokenizer.eos_token_id)
         return Scheduler(limits, cache, end_token_ids)
+
+
+@contextmanager
+def _telling_of_memory(flag: str, needed_bytes: int, purpose: str) -> Iterator[None]:
+    """What the plan took for granted and the system refused, e.g. under another process's pressure."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        available = available_memory_bytes(torch.device("cpu"))
+        raise InsufficientMemoryError(flag, needed_bytes, available, purpose) from error
 
 
 def _checkpoint_bytes(folder: Path) -> int:

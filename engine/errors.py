@@ -27,6 +27,10 @@ class WeightsError(ModelLoadError):
     """A tensor is missing, left over, of a wrong shape or format, or a file is broken; the message names it."""
 
 
+class UnusableOptionError(EngineError):
+    """An option that this model cannot be run with (exit code 2)."""
+
+
 class BackendUnavailableError(EngineError):
     """The kernels asked for cannot run here; the message says what is missing."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
-from engine.errors import InsufficientMemoryError, ModelLoadError
+from engine.errors import InsufficientMemoryError, UnusableOptionError
 from engine.models.config import ModelConfig
 from engine.options import EngineOptions
 
@@ -43,8 +44,9 @@ class MemoryPlan:
 
     @property
     def full_contexts(self) -> int:
-        """How many conversations of the full context fit in the pages."""
-        return self.kv_pages // -(-self.max_context_tokens // self.page_size)
+        """How many conversations of the full context fit at once, by pages and, where the model has them, by states."""
+        by_pages = self.kv_pages // -(-self.max_context_tokens // self.page_size)
+        return min(by_pages, self.state_slots) if self.state_slot_bytes else by_pages
 
     def describe(self) -> str:
         """One line for the log."""
@@ -66,8 +68,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide `available_bytes`, what there is beside the weights. `element_bytes` is that of the kernels' dtype.
 
-    Raises InsufficientMemoryError, which names the flag, for what was asked for and does not fit, and ModelLoadError
-    for a context longer than the model's.
+    Raises InsufficientMemoryError, which names the flag, for what was asked for and does not fit, and
+    UnusableOptionError for a context longer than the model's.
     """
     on_cpu = device_type == "cpu"
     page_size = options.page_size or (16 if on_cpu else 64)
@@ -85,7 +87,7 @@ def plan_memory(
     left -= slots * slot_bytes
     context = options.max_context or config.max_position_embeddings
     if context > config.max_position_embeddings:
-        raise ModelLoadError(
+        raise UnusableOptionError(
             f"--max-context is {context}, but the model has {config.max_position_embeddings} positions; lower it"
         )
     pages = _kv_pages(options, left, page_bytes, pages_per_context=-(-context // page_size))
@@ -111,7 +113,15 @@ def available_memory_bytes(device: torch.device) -> int:
         free, _total = torch.cuda.mem_get_info(device)
         return int(free)
     available = int(psutil.virtual_memory().available)
-    return min([available, *cgroup_headrooms(_CGROUP_ROOT, _own_cgroup())])
+    return min([available, *_address_space_headroom(), *cgroup_headrooms(_CGROUP_ROOT, _own_cgroup())])
+
+
+def _address_space_headroom() -> list[int]:
+    """What `ulimit -v` leaves, if it is set."""
+    limit, _hard = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return []
+    return [max(0, limit - int(psutil.Process().memory_info().vms))]
 
 
 def _kv_pages(options: EngineOptions, left: int, page_bytes: int, pages_per_context: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,8 @@ def render_prompt(
         raise ChatTemplateError("the model has no chat template, so it cannot answer conversations")
     text = engine.chat_template.render(messages, tools=tools, variables=variables)
     places = marked_places(engine.chat_template, text, messages, variables, tools)
-    token_ids, counts = engine.tokenizer.encode_with_marks(text, list(places))
+    with _naming("messages"):
+        token_ids, counts = engine.tokenizer.encode_with_marks(text, list(places))
     frontiers = [Frontier(count, kind) for count, kind in zip(counts, places.values(), strict=True) if count]
     return Prompt(tuple(token_ids), opens_reasoning(text), tuple(frontiers))
 
@@ -57,9 +59,16 @@ def submit(
 ) -> Generation:
     """Queue a prompt; `param` is the field in which the client sent it. Raises RequestError at once when it cannot be
     served."""
-    try:
-        request_id = request_id or new_answer_id("chatcmpl")
+    request_id = request_id or new_answer_id("chatcmpl")
+    with _naming(param):
         return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling, frontiers=prompt.frontiers))
+
+
+@contextmanager
+def _naming(param: str) -> Iterator[None]:
+    """Errors about the prompt name the field in which the client sent it."""
+    try:
+        yield
     except RequestError as error:
         if error.param == "prompt":
             error.param = param

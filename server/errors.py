@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from engine.errors import (
@@ -95,7 +96,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http_error(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, HTTPException)
-        allowed = (error.headers or {}).get("allow", "another method")
+        allowed = Headers(error.headers).get("allow", "another method")
         messages = {
             404: "there is nothing at this path; /docs lists what there is",
             405: f"{request.method} is not allowed here; expected {allowed}",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from engine.errors import BackendUnavailableError, ChatTemplateError, InsufficientMemoryError, ModelLoadError
+from engine.errors import (
+    BackendUnavailableError,
+    ChatTemplateError,
+    InsufficientMemoryError,
+    ModelLoadError,
+    UnusableOptionError,
+)
 from server.configuration import ConfigurationError
 from server.listener import PortTakenError
 
@@ -24,7 +30,7 @@ class ExitCode(IntEnum):
 def exit_code_of(error: Exception) -> ExitCode:
     """The code of a failure."""
     match error:
-        case ConfigurationError() | BackendUnavailableError():
+        case ConfigurationError() | BackendUnavailableError() | UnusableOptionError():
             return ExitCode.USAGE
         case ModelLoadError() | ChatTemplateError():
             return ExitCode.MODEL

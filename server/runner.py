@@ -96,17 +96,9 @@ def start_up_line(daemon: Daemon, engine: Engine, url: str, seconds: float) -> s
         room += f", {snapshot.state_slots.capacity:,} state slots"
     return (
         f"dalsegno {package_version()} serves {daemon.model_id} ({engine.config.architecture}) at {url}/v1\n"
-        f"  backend {engine.backend_name}, {room}; {conversations_that_fit(engine):,} conversations of "
+        f"  backend {engine.backend_name}, {room}; {engine.memory.full_contexts:,} conversations of "
         f"{engine.max_context_tokens:,} tokens fit; ready after {seconds:.1f} s"
     )
-
-
-def conversations_that_fit(engine: Engine) -> int:
-    """How many conversations of full length the device can hold at once."""
-    snapshot = engine.snapshot()
-    by_pages = snapshot.kv_pages.capacity // -(-engine.max_context_tokens // engine.page_size)
-    has_state = engine.config.gated_delta_net is not None
-    return min(by_pages, snapshot.state_slots.capacity) if has_state else by_pages
 
 
 def _catch_signals() -> tuple[asyncio.Event, asyncio.Event]:

@@ -21,6 +21,10 @@ _ROPE_PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
+MAX_POSITIONS = 1 << 24
+"""Far above any model; a rotary table for more would take gigabytes."""
+
+
 class ConfigFields:
     """One object of config.json. `path` goes before the names of its fields in errors."""
 
@@ -36,6 +40,13 @@ class ConfigFields:
         value = self._get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UnsupportedConfigError(self.name(field), value, "a whole number of at least 1")
+        return value
+
+    def positions(self, field: str, default: int | None = None) -> int:
+        """A context length in tokens."""
+        value = self.integer(field, default)
+        if value > MAX_POSITIONS:
+            raise UnsupportedConfigError(self.name(field), value, f"at most {MAX_POSITIONS:,} positions")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:

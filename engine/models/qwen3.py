@@ -45,7 +45,7 @@ def parse_config(raw: dict[str, Any]) -> ModelConfig:
     if q_heads % kv_heads:
         raise UnsupportedConfigError("num_key_value_heads", kv_heads, f"a divisor of {q_heads} query heads")
     head_dim = fields.integer("head_dim", 128)
-    max_position_embeddings = fields.integer("max_position_embeddings", 32768)
+    max_position_embeddings = fields.positions("max_position_embeddings", 32768)
     rope = read_rope(fields, head_dim, max_position_embeddings, partial_default=1.0)
     if rope.rotary_dim != head_dim:
         raise UnsupportedConfigError("partial_rotary_factor", rope.rotary_dim / head_dim, "1")

@@ -69,7 +69,7 @@ def parse_config(raw: dict[str, Any]) -> ModelConfig:
             fields.name("num_key_value_heads"), kv_heads, f"a divisor of {q_heads} query heads"
         )
     head_dim = fields.integer("head_dim", 256)
-    max_position_embeddings = fields.integer("max_position_embeddings", 32768)
+    max_position_embeddings = fields.positions("max_position_embeddings", 32768)
     has_bias = fields.boolean("attention_bias", False)
     tied = fields.boolean("tie_word_embeddings", False)
     return ModelConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 import tokenizers
 
-from engine.errors import ModelLoadError, RequestError
+from engine.errors import ContextLengthExceededError, ModelLoadError, RequestError
 from engine.text.detokenizer import Detokenizer, TokenBytes
+
+_NORMALISED_SHRINKS = 4
+"""Canonical composition joins at most three characters (Unicode, annex 15); one for good measure."""
 
 
 class Tokenizer:
@@ -25,6 +29,8 @@ class Tokenizer:
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
         self._token_bytes = TokenBytes(self.token_of, _decoder_of(tokenizer))
+        self._max_tokens: int | None = None
+        self._longest_token_bytes = max((len(token.encode()) for token in tokenizer.get_vocab()), default=1)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -40,6 +46,12 @@ class Tokenizer:
         tokenizer.no_padding()
         return cls(tokenizer, read_special_tokens(folder))
 
+    def limited_to(self, max_tokens: int) -> Tokenizer:
+        """The same tokenizer, which refuses texts that no encoding makes shorter than `max_tokens`."""
+        limited = copy.copy(self)
+        limited._max_tokens = max_tokens
+        return limited
+
     @property
     def eos_token_id(self) -> int | None:
         return self._named_id("eos_token")
@@ -52,7 +64,7 @@ class Tokenizer:
         """Token ids of `text`. Special tokens written in it are parsed; `add_special_tokens` adds those (such as a
         leading BOS) that the tokenizer puts around a plain text; a rendered chat already has them.
 
-        Raises RequestError for text that is not valid Unicode.
+        Raises RequestError for text that is not valid Unicode, ContextLengthExceededError for one that is far too long.
         """
         ids: list[int] = self._encode(text, add_special_tokens).ids
         return ids
@@ -73,7 +85,18 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"text has a lone surrogate at character {error.start}; send valid Unicode") from error
+        self._refuse_endless(text)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _refuse_endless(self, text: str) -> None:
+        """By its length alone: encoding holds the interpreter until it is done, seconds for some megabytes."""
+        fewest = len(text) // (_NORMALISED_SHRINKS * self._longest_token_bytes)
+        if self._max_tokens is not None and fewest >= self._max_tokens:
+            raise ContextLengthExceededError(
+                f"the prompt has {len(text):,} characters, which are more than {fewest:,} tokens; the context holds "
+                f"{self._max_tokens:,}; shorten the prompt",
+                param="prompt",
+            )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD. Raises RequestError for an id out of range."""

@@ -225,6 +225,7 @@ def _write_tensors(items: list[_Item], folder: Path) -> tuple[list[LayerError], 
                 tensors.update(_convert(files, item, shared, layers))
                 advance(item.entry.nbytes)
             save_file(tensors, folder / file, metadata={"format": "pt"})
+            (folder / file).chmod(0o644)  # safetensors writes for its owner alone; a daemon often runs as another user
             weight_map.update(dict.fromkeys(tensors, file))
             total += sum(tensor.nbytes for tensor in tensors.values())
     if len(shards) > 1:

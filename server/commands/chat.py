@@ -55,6 +55,9 @@ def _converse(runner: asyncio.Runner, talker: Talker, history: list[Message], wi
             return
         if not line.strip():
             continue
+        if not line.isprintable() and any("\ud800" <= character <= "\udfff" for character in line):
+            print("dalsegno: the line is not valid UTF-8; write it again", file=sys.stderr)
+            continue
         said = _Said()
         asked: list[Message] = [*history, {"role": "user", "content": line}]
         try:

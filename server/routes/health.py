@@ -16,6 +16,7 @@ _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": HealthBody, "descr
 _UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": Probe, "description": "not serving"}}
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=HealthBody, responses=_UNHEALTHY)
 async def health(request: Request) -> JsonResponse:
     """Whether the engine loop turned within the last seconds."""
@@ -25,12 +26,14 @@ async def health(request: Request) -> JsonResponse:
     return JsonResponse(body, status_code=200 if found.is_ready else 503)
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=Probe)
 async def livez() -> JsonResponse:
     """Whether the process answers at all; a restart would help if not."""
     return JsonResponse(Probe(status="ok"))
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", response_model=Probe, responses=_UNREADY)
 async def readyz(request: Request) -> JsonResponse:
     """Whether to send requests here."""

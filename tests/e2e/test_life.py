@@ -94,6 +94,25 @@ def test_a_model_that_cannot_be_loaded_is_code_3(tmp_path, capsys, damage, said)
     assert said in line
 
 
+@pytest.mark.usefixtures("quiet_logging")
+def test_a_context_longer_than_the_model_s_is_wrong_usage(tiny_model, capsys):
+    assert run(["serve", str(tiny_model), "--port", "0", "--max-context", "100000000"]) == 2
+    assert "--max-context" in capsys.readouterr().err
+
+
+def test_a_limit_on_the_address_space_is_code_5_in_one_line(tiny_model):
+    limited = f"ulimit -v 2500000; exec {sys.executable} -m server serve {tiny_model} --port 0 --kv-cache-mib 2000"
+    result = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, "Traceback" in result.stderr) == (5, False), result.stderr
+
+
+def test_a_line_that_is_not_utf_8_is_refused_and_the_conversation_goes_on(daemon):
+    command = [sys.executable, "-m", "server", "chat", "--url", daemon.url, "--max-tokens", "5", "--temperature", "0"]
+    result = subprocess.run(command, input=b"\xff\xfe\nHello\n", capture_output=True, timeout=60, check=True)
+    assert len(result.stdout.splitlines()) == 1
+    assert b"not valid UTF-8" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.errors import InsufficientMemoryError, ModelLoadError
+from engine.errors import InsufficientMemoryError, UnusableOptionError
 from engine.memory import cgroup_headrooms, plan_memory
 from engine.models.config import AttentionConfig, GatedDeltaNetConfig, LayerKind, ModelConfig, RopeConfig
 from engine.options import EngineOptions
@@ -89,7 +89,7 @@ def test_what_does_not_fit_names_its_flag_and_both_sizes(available_bytes, option
 
 
 def test_a_context_longer_than_the_model_s_is_refused_with_both_numbers():
-    with pytest.raises(ModelLoadError, match=r"4097.*4096"):
+    with pytest.raises(UnusableOptionError, match=r"4097.*4096"):
         plan(max_context=4097)
 
 
@@ -128,3 +128,7 @@ def test_a_version_1_cgroup_counts_too(tmp_path):
 def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         EngineOptions(**wrong)
+
+
+def test_conversations_that_fit_are_bounded_by_the_states_too():
+    assert plan(max_concurrency=1, device_state_slots=0, kv_pages=4096).full_contexts == 1

@@ -195,6 +195,29 @@ async def test_every_refusal_has_openais_shape(client, method, path, status):
     assert response.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
+async def test_a_wrong_method_is_told_which_are_right(client):
+    response = await client.delete("/v1/models")
+    assert "expected GET" in response.json()["error"]["message"]
+    assert "GET" in response.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/livez", "/readyz"])
+async def test_probes_answer_to_head(client, path):
+    assert (await client.head(path)).status_code == 200
+
+
+async def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(client, monkeypatch):
+    def encode(*_arguments, **_options):
+        raise AssertionError("it was encoded")
+
+    monkeypatch.setattr("tokenizers.Tokenizer.encode", encode, raising=True)
+    endless = HELLO | {"messages": [{"role": "user", "content": "endless " * 1_000_000}]}
+    error = (await client.post(CHAT, json=endless)).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    error = (await client.post("/v1/completions", json={"prompt": "endless " * 1_000_000})).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
 async def test_an_unknown_model_is_not_found(client):
     response = await client.post(CHAT, json=HELLO | {"model": "other"})
     error = response.json()["error"]

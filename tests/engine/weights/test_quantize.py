@@ -75,6 +75,10 @@ def test_the_projections_are_rounded_and_nothing_else_is_touched(source: Path, q
     assert all(torch.equal(after[name], before[name]) for name in untouched)
 
 
+def test_whoever_serves_it_may_read_it(quantized: Path) -> None:
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in quantized.iterdir())
+
+
 def test_what_modelopt_keeps_in_bfloat16_is_kept(quantized: Path) -> None:
     with open_checkpoint(quantized) as checkpoint:
         for name in ("in_proj_a", "in_proj_b", "conv1d", "norm"):
