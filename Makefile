@@ -43,7 +43,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench models smollm2 $(ARGS)
 
 soak: $(VENV)/.dev
-	$(BIN)/pytest -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
