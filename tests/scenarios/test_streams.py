@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
+import os
 import signal
 import socket
 import threading
@@ -15,12 +17,16 @@ import uvicorn
 
 from engine.catalog import resolve_model
 from server.app import create_app
+from server.cli import run
+from server.daemon import Daemon
 from server.listener import url_of
+from server.runner import start_up_line
 from server.settings import CacheSettings, EngineSettings, ServerSettings, Settings
 from server.sse import COMMENT, EventStream
 from tests.e2e.conftest import run_daemon
 from tests.scenarios.sse import events
 from tests.scenarios.talking import collect
+from tests.server.conftest import quiet_logging  # noqa: F401  (a fixture)
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "temperature": 0}
@@ -244,3 +250,25 @@ def test_s44_a_second_sigterm_ends_each_stream_with_an_error_event(daemon):
         assert last["error"]["code"] == "engine_unavailable"
     assert daemon.process.wait(60) == 0
     assert "Traceback" not in "".join(daemon.log)
+
+
+@pytest.mark.usefixtures("quiet_logging")
+def test_s44_the_limit_ends_each_stream_with_an_error_event(monkeypatch):
+    readers = []
+
+    def ask_and_end(daemon, engine, url, seconds):
+        def talk():
+            readers.extend(begun(url, ENDLESS))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=talk, daemon=True).start()
+        return start_up_line(daemon, engine, url, seconds)
+
+    monkeypatch.setattr("server.runner.start_up_line", ask_and_end)
+    monkeypatch.setattr(Daemon, "drain", functools.partialmethod(Daemon.drain, 0.1))
+    assert run(["serve", "demo", "--port", "0", "--max-context", "8192", "--max-concurrency", str(STREAMS)]) == 0
+    assert len(readers) == STREAMS
+    for reader in readers:
+        reader.join(60)
+        *_, last = events(reader.text)
+        assert last["error"]["code"] == "engine_unavailable"
