@@ -100,4 +100,5 @@ def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
     """One line; the route's pattern and not the path, which a client may fill with anything."""
     route = getattr(scope.get("route"), "path", "no route")
     level = logging.DEBUG if route in OPEN_PATHS else logging.INFO
-    logger.log(level, "%s %s %d in %.3f s (%s)", scope["method"], route, status, seconds, request_id)
+    outcome = ", ended in an error," if scope["state"].get("has_failed") else ""
+    logger.log(level, "%s %s %d%s in %.3f s (%s)", scope["method"], route, status, outcome, seconds, request_id)

@@ -1,9 +1,10 @@
-"""Every exit gives everything back: S21, S22, S24, S26 and S30, on the device tier."""
+"""Every exit gives everything back: S21, S22, S24, S26, S29 and S30, on the device tier."""
 
 import asyncio
 
 import pytest
 
+from cache import CheckpointKind, Frontier, check
 from engine.errors import EngineUnavailableError
 from tests.scenarios.talking import collect, user
 
@@ -127,6 +128,78 @@ async def test_s26_three_failures_in_a_row_begin_anew_without_what_was_remembere
         answer = await talk.ask(PROMPT, max_tokens=4)
         assert (answer.reuse.path, answer.token_ids) == ("root", cold.token_ids)
         assert talk.engine.snapshot().loop_restarts_total == 1
+
+
+@pytest.mark.parametrize("way_out", ["finish", "abort"])
+async def test_s29_closing_a_lease_again_gives_nothing_back_twice(talking, steps, way_out):
+    async with talking() as talk:
+        cache, leases = talk.engine._loop.scheduler.cache, {}
+
+        def note(_runner, _plan):
+            leases.update((lease.request_id, (lease, lease.slot)) for lease in cache.leases)
+
+        steps.before = note
+        await talk.ask(PROMPT)
+        await talk.ask(PROMPT, max_tokens=4)
+        before = (cache.pages.counts(), cache.slots.counts())
+        assert len(leases) == 2
+        for lease, slot in leases.values():
+            assert not lease.is_open
+            getattr(cache, way_out)(lease, PROMPT, len(PROMPT), 1.0)
+            was_kept = slot.is_open
+            if not was_kept:
+                slot.close()
+        assert (cache.pages.counts(), cache.slots.counts()) == before
+        assert talk.engine.check() == talk.engine.check() == []
+
+
+async def test_s29_a_match_and_a_ticket_that_are_closed_again_give_nothing_back_twice(talking):
+    async with talking() as talk:
+        await talk.ask(PROMPT)
+        cache = talk.engine._loop.scheduler.cache
+        before = (cache.pages.counts(), cache.slots.counts())
+        unused = cache.match("unused", "", PROMPT)
+        assert unused.cached_tokens > 0
+        for _ in range(2):
+            cache.release(unused)
+            assert (cache.pages.counts(), cache.slots.counts()) == before
+        other = PROMPT[::-1]
+        lease = cache.admit(cache.match("other", "", other), len(other), (), 0.0)
+        ticket = cache.capture(lease, Frontier(64, CheckpointKind.PRIVATE_LONG_ANCHOR))
+        for close in (cache.discard, cache.discard, lambda again: cache.publish(again, 0.0)):
+            close(ticket)
+            assert cache.slots.counts().in_flight == 0
+        for _ in range(2):
+            cache.abort(lease, other, 0, 0.0)
+            assert talk.held() == [0, 0, 0, 0]
+        # The ticket took the place of one checkpoint.
+        after = (cache.pages.counts(), cache.slots.counts())
+        assert after[1].free == before[1].free + 1
+        assert talk.engine.check() == []
+
+
+async def test_s29_references_are_never_negative_and_two_audits_agree_at_every_step(talking, steps):
+    async with talking(max_concurrency=4, kv_pages=64) as talk:
+        scheduler, audits = talk.engine._loop.scheduler, []
+
+        def audit(_runner, _plan):
+            pages = [page for lease in scheduler.cache.leases for page in lease.pages]
+            least = min(min(page.cached_refs, *page.pins.values()) for page in pages)
+            pins = min((checkpoint.pins for checkpoint in scheduler.cache.retention.store), default=0)
+            audits.append((min(least, pins), check(scheduler.cache), check(scheduler.cache)))
+
+        steps.before = audit
+        for number in range(2):
+            generations = [
+                talk.engine.submit(talk.request((*PROMPT[: number * 50 + 20], index), max_tokens=30))
+                for index in range(8)
+            ]
+            for generation in generations[::3]:
+                await anext(generation)
+                await generation.aclose()
+            await asyncio.gather(*(collect(each) for index, each in enumerate(generations) if index % 3))
+        assert len(audits) > 30
+        assert [audit for audit in audits if audit[0] < 0 or audit[1] or audit[2]] == []
 
 
 async def test_s30_what_a_suspended_request_finds_again_of_its_own_is_no_hit(talking):
