@@ -6,7 +6,7 @@ import importlib
 import logging
 import sys
 
-NAMES = ("models",)
+NAMES = ("models", "overhead", "stall")
 
 
 def main() -> int:
