@@ -19,7 +19,6 @@ class Checkpoint:
     """
 
     __slots__ = (
-        "created_at",
         "kind",
         "last_used_at",
         "namespace",
@@ -31,7 +30,6 @@ class Checkpoint:
         "tail",
         "tail_page",
         "tree",
-        "uses",
     )
 
     def __init__(
@@ -55,10 +53,8 @@ class Checkpoint:
         self.tail_page = tail_page
         self.slot = slot
         self.kind = kind
-        self.created_at = now
         self.last_used_at = now
         self.pins = 0
-        self.uses = 0
         self.superseded = False
 
     @property
@@ -111,7 +107,6 @@ class CheckpointStore:
     def touch(self, checkpoint: Checkpoint, now: float) -> None:
         """A request uses it: it is the newest now, and whatever superseded it has not made it useless."""
         checkpoint.last_used_at = now
-        checkpoint.uses += 1
         checkpoint.superseded = False
         self._push(checkpoint)
 

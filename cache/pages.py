@@ -27,10 +27,6 @@ class Page:
     def lease(self) -> Lease:
         return self._lease
 
-    @property
-    def is_pinned(self) -> bool:
-        return bool(self.pins)
-
     def pin(self, request_id: str) -> None:
         """Add one reference of a request."""
         if not self.pins:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 
 from engine.weights.formats import DenseWeight, Fp8Weight, LinearWeight, Nvfp4Weight
 from engine.weights.nvfp4 import dequantize_nvfp4
+
+logger = logging.getLogger("dalsegno.kernels")
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -41,6 +45,8 @@ def prepare_linear(shards: Sequence[LinearWeight], dtype: torch.dtype, device: t
         # oneDNN reads its blocked layout in order, which is worth 1.3 to 2 times at small batches; beside MKL's sgemm
         # (which takes a slow path on other makers' processors) it is worth two to five times.
         weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    elif device.type == "cpu":
+        _tell_of_plain_products(dtype)
     return TorchLinear(weight, bias, out_features, in_features, nbytes)
 
 
@@ -57,6 +63,14 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu" or dtype not in _PACKED_DTYPES or not torch._C._has_mkldnn:
         return False
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
+@cache
+def _tell_of_plain_products(dtype: torch.dtype) -> None:
+    """Once for each dtype: what is right but slower should not stay unseen."""
+    logger.warning(
+        "oneDNN's packed products are not there for %s; linear layers take torch's own, which are slower", dtype
+    )
 
 
 def dense_weight(shard: LinearWeight) -> torch.Tensor:
