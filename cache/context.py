@@ -335,9 +335,9 @@ class ContextCache:
 def _restore_copies(match: Match, slot: Lease | None, fresh: Sequence[Page]) -> tuple[Copy, ...]:
     copies: list[Copy] = []
     if match.tail is not None:
-        source = UnitHandle(Tier.DEVICE, match.tail[0].unit)
-        copies.append(Copy(CopyObject.KV_PAGE, source, UnitHandle(Tier.DEVICE, fresh[0].unit)))
+        source = UnitHandle(Tier.DEVICE, match.tail[0].lease.units)
+        copies.append(Copy(CopyObject.KV_PAGE, source, UnitHandle(Tier.DEVICE, fresh[0].lease.units)))
     if slot is not None and match.checkpoint is not None and match.checkpoint.slot is not None:
-        source = UnitHandle(Tier.DEVICE, match.checkpoint.slot.units[0])
-        copies.append(Copy(CopyObject.STATE, source, UnitHandle(Tier.DEVICE, slot.units[0])))
+        source = UnitHandle(Tier.DEVICE, match.checkpoint.slot.units)
+        copies.append(Copy(CopyObject.STATE, source, UnitHandle(Tier.DEVICE, slot.units)))
     return tuple(copies)

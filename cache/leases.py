@@ -96,5 +96,5 @@ class CaptureTicket:
         source = self.lease.state_unit
         if self.slot is None or source is None:
             return None
-        destination = UnitHandle(Tier.DEVICE, self.slot.units[0])
-        return Copy(CopyObject.STATE, UnitHandle(Tier.DEVICE, source), destination)
+        destination = UnitHandle(Tier.DEVICE, self.slot.units)
+        return Copy(CopyObject.STATE, UnitHandle(Tier.DEVICE, (source,)), destination)

@@ -51,10 +51,18 @@ class CopyObject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnitHandle:
-    """One unit of one pool, as the engine addresses it. Valid while its lease is open."""
+    """What one lease holds in one pool, as the engine addresses it: one unit, or, for a state image in host memory,
+    several that need not be adjacent, in the order of the image's bytes. Valid while the lease is open."""
 
     tier: Tier
-    unit: int
+    units: tuple[int, ...]
+
+    @property
+    def unit(self) -> int:
+        """The only one. Raises ValueError when there are several, or none."""
+        if len(self.units) != 1:
+            raise ValueError(f"one unit was expected, this handle has {len(self.units)}; use `units`")
+        return self.units[0]
 
 
 @dataclass(frozen=True, slots=True)
