@@ -33,13 +33,43 @@ ROOT_PATH = "root"
 
 
 class SkipReason(StrEnum):
-    """Why a frontier did not become a checkpoint."""
+    """Why a frontier did not become a checkpoint, or a checkpoint was not copied to host memory."""
 
     REUSE_OFF = "reuse_off"
     ALREADY_CACHED = "already_cached"
     SLOTS_PINNED = "slots_pinned"
     SLOTS_WORTH_MORE = "slots_worth_more"
     """An anchor, which nobody has used yet, does not drive out what is worth more."""
+    HOST_WORTH_MORE = "host_worth_more"
+    """What is in host memory is worth more."""
+    HOST_PINNED = "host_pinned"
+    """What is in host memory is in use, or it is too small."""
+    FAULT = "fault"
+    """The fire drill `refuse_publish`."""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a later request misses something that was promised to it."""
+        return self in (SkipReason.SLOTS_PINNED, SkipReason.SLOTS_WORTH_MORE, SkipReason.FAULT)
+
+
+class LossReason(StrEnum):
+    """Why tokens of a prompt had to be computed (interface: `reuse.lost`)."""
+
+    COLD = "cold"
+    """Never seen before."""
+    DIVERGED = "diverged"
+    """The client rewrote the history of its conversation."""
+    EVICTED_STATE = "evicted_state"
+    EVICTED_KV = "evicted_kv"
+    NO_CHECKPOINT = "no_checkpoint"
+    """Computed before, behind the last checkpoint that was wanted there."""
+    PUBLISH_SKIPPED = "publish_skipped"
+    RESTORE_FAILED = "restore_failed"
+    STRUCTURAL = "structural"
+    """Below the reuse unit: quicker to compute than to copy back."""
+    BYPASS = "bypass"
+    """Reuse is off."""
 
 
 class CopyObject(StrEnum):
@@ -96,25 +126,66 @@ class ReuseReport:
     achievable_tokens: int
     source: dict[str, int]
     lost: dict[str, int]
+    diverged_at: int | None = None
+    """The first token at which a known conversation was rewritten; None where it was not."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """Sizes, in units, and switches. `state_slots` is running requests plus checkpoints; 0 for a model without
-    states."""
+    states.
+    """
 
     page_size: int
     kv_pages: int
     state_slots: int
     has_state: bool
     prefix_reuse: bool = True
+    host_units: int = 0
+    """Units of host memory, one KV page each; 0 is no host tier."""
+    host_units_per_state: int = 1
+    """Units that a state image takes."""
+    host_state_cap: int | None = None
+    """Most state images in host memory; None is as many as fit."""
+    page_bytes: int = 1
+    state_bytes: int = 1
+    demote_ahead: int | None = None
+    """Checkpoints on the device that are kept ready to be dropped, because host memory has them; None is one for each
+    eight that fit, at least one."""
+    ghost_nodes: int | None = None
+    """Pages that are known and not kept; None is twice as many as fit in all tiers."""
+    self_heal: bool = True
+    """Whether an audit gives orphaned units back."""
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
             raise ValueError(f"page_size must be at least 1, not {self.page_size}")
         if self.has_state and self.state_slots < 1:
             raise ValueError(f"a model with recurrent states needs at least 1 state slot, not {self.state_slots}")
+        for name in ("host_units", "host_state_cap", "demote_ahead", "ghost_nodes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be at least 0, not {value}")
+        if self.host_units_per_state < 1:
+            raise ValueError(f"host_units_per_state must be at least 1, not {self.host_units_per_state}")
 
     def pages_of(self, tokens: int) -> int:
         """Pages that hold this many tokens."""
         return -(-tokens // self.page_size)
+
+    @property
+    def host_states(self) -> int:
+        """Most state images that host memory can hold."""
+        if not self.has_state:
+            return 0
+        fitting = self.host_units // self.host_units_per_state
+        return fitting if self.host_state_cap is None else min(fitting, self.host_state_cap)
+
+    @property
+    def ready_checkpoints(self) -> int:
+        """Checkpoints on the device that are kept ready to be dropped."""
+        return max(1, self.state_slots // 8) if self.demote_ahead is None else self.demote_ahead
+
+    @property
+    def most_ghost_nodes(self) -> int:
+        return 2 * (self.kv_pages + self.host_units) if self.ghost_nodes is None else self.ghost_nodes
