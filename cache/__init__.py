@@ -8,8 +8,11 @@ Pure Python: no torch, no asyncio, no input or output; time comes in as an argum
 """
 
 from cache.context import ContextCache
+from cache.costs import Costs
+from cache.demotion import Demotion
+from cache.faults import Fault, Faults
 from cache.leases import CaptureTicket, Match, RequestLease
-from cache.ledger import check
+from cache.ledger import AuditReport, audit, check
 from cache.pools import Holder, Lease, Pool, PoolCounts, PoolExhaustedError, UnitState
 from cache.stats import CacheStats
 from cache.types import (
@@ -19,14 +22,17 @@ from cache.types import (
     Copy,
     CopyObject,
     Frontier,
+    LossReason,
     ReuseReport,
     SkipReason,
     Tier,
     UnitHandle,
 )
+from cache.upkeep import ResetCounts
 
 __all__ = [
     "ROOT_PATH",
+    "AuditReport",
     "CacheOptions",
     "CacheStats",
     "CaptureTicket",
@@ -34,18 +40,25 @@ __all__ = [
     "ContextCache",
     "Copy",
     "CopyObject",
+    "Costs",
+    "Demotion",
+    "Fault",
+    "Faults",
     "Frontier",
     "Holder",
     "Lease",
+    "LossReason",
     "Match",
     "Pool",
     "PoolCounts",
     "PoolExhaustedError",
     "RequestLease",
+    "ResetCounts",
     "ReuseReport",
     "SkipReason",
     "Tier",
     "UnitHandle",
     "UnitState",
+    "audit",
     "check",
 ]

@@ -1,61 +1,77 @@
-"""Checkpoints and the order in which they give way."""
+"""Checkpoints: where each one's bytes are, and the ranks from which the next to give way is taken."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
-from cache.pages import Page
 from cache.pools import Lease
+from cache.ranking import Ranking
+from cache.replicas import Replica
+from cache.returns import ReturnRates
 from cache.tree import Node, PrefixTree, Tokens
-from cache.types import CheckpointKind
+from cache.types import CheckpointKind, LossReason
 
 
 class Checkpoint:
-    """A frontier that can be resumed: the node path's pages, a partial tail page, and a state slot.
+    """A frontier that can be resumed: the node path's pages, a partial tail page, and a state image.
 
-    Mutable: only the engine loop's task may touch it. `slot` is None in a model without recurrent states; `tail_page`
-    is None when the frontier is a page's end.
+    Mutable: only the engine loop's task may touch it. On the device it holds the pages down to `device_node`, which is
+    `node` or, while host memory has all of them, one of its ancestors. In host memory it holds all or nothing. With
+    nothing anywhere it is a ghost, and `loss` says why.
     """
 
     __slots__ = (
+        "benefit_tokens",
+        "device_node",
+        "host_state",
+        "host_tail",
+        "is_in_host",
+        "is_refused",
+        "is_superseded",
         "kind",
         "last_used_at",
+        "loss",
         "namespace",
         "node",
         "number",
         "pins",
         "slot",
-        "superseded",
         "tail",
         "tail_page",
         "tree",
+        "turns",
+        "uses",
     )
 
     def __init__(
-        self,
-        *,
-        number: int,
-        namespace: str,
-        tree: PrefixTree,
-        node: Node,
-        tail: Tokens,
-        tail_page: Page | None,
-        slot: Lease | None,
-        kind: CheckpointKind,
-        now: float,
+        self, *, number: int, namespace: str, tree: PrefixTree, node: Node, tail: Tokens, kind: CheckpointKind
     ) -> None:
         self.number = number
         self.namespace = namespace
         self.tree = tree
         self.node = node
         self.tail = tail
-        self.tail_page = tail_page
-        self.slot = slot
         self.kind = kind
-        self.last_used_at = now
+        self.turns = 1
+        """Turns of its conversation so far."""
+        self.uses = 0
+        """How often a request was resumed from it, or would have been."""
+        self.last_used_at = 0.0
+        self.benefit_tokens = 0
+        """Tokens that it saves from its nearest surviving ancestor."""
+        self.is_superseded = False
         self.pins = 0
-        self.superseded = False
+        self.loss: LossReason | None = None
+        self.slot: Lease | None = None
+        """The state on the device; always None in a model without recurrent states."""
+        self.device_node: Node | None = None
+        self.tail_page: Replica | None = None
+        """The tail's page on the device; None when the frontier is a page's end."""
+        self.is_in_host = False
+        self.host_state: Lease | None = None
+        self.host_tail: Replica | None = None
+        self.is_refused = False
+        """Host memory has no room for it: it goes from the device without a copy."""
 
     @property
     def frontier_tokens(self) -> int:
@@ -66,21 +82,89 @@ class Checkpoint:
         return f"checkpoint-{self.number}"
 
     @property
-    def rank(self) -> tuple[bool, float, int]:
-        """Smaller gives way first: superseded before the rest, then the one that was not used for longest."""
-        return (not self.superseded, self.last_used_at, self.number)
+    def tail_copy(self) -> Replica | None:
+        """The nearest replica of the tail page."""
+        return self.tail_page if self.tail_page is not None else self.host_tail
+
+    @property
+    def device_pages(self) -> int:
+        """Pages that it holds on the device, alone or with others."""
+        path = 0 if self.device_node is None else self.device_node.depth
+        return path + (0 if self.tail_page is None else 1)
+
+    @property
+    def is_whole_on_device(self) -> bool:
+        return self.device_node is self.node and (not self.tail or self.tail_page is not None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may leave the device at once: host memory has it, or does not want it."""
+        return self.is_in_host or self.is_refused
+
+    @property
+    def is_live(self) -> bool:
+        return self.is_in_host or self.device_node is not None or self.slot is not None
+
+    def tokens(self) -> Tokens:
+        """The whole prefix."""
+        return tuple(token for node in self.node.path() for token in node.key) + self.tail
+
+
+class Line:
+    """Those that hold units of one pool, in the order in which they give way: first the ones that may go at once."""
+
+    def __init__(self, rates: ReturnRates) -> None:
+        self.ready = Ranking(rates)
+        self.others = Ranking(rates)
+        self.ready_weight = 0
+        """Pages on the device that those in `ready` hold; shared ones count for each."""
+        self._weights: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.others)
+
+    def place(self, checkpoint: Checkpoint, *, holds: bool, is_ready: bool) -> None:
+        """Stand in the right place, or in none while it is pinned."""
+        for ranking in (self.ready, self.others):
+            if checkpoint in ranking:
+                ranking.remove(checkpoint)
+        self.ready_weight -= self._weights.pop(checkpoint.number, 0)
+        if not holds or checkpoint.pins:
+            return
+        if is_ready:
+            self._weights[checkpoint.number] = checkpoint.device_pages
+            self.ready_weight += checkpoint.device_pages
+            self.ready.add(checkpoint)
+        else:
+            self.others.add(checkpoint)
+
+    def __contains__(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint in self.ready or checkpoint in self.others
+
+    def count(self, namespace: str) -> int:
+        return self.ready.count(namespace) + self.others.count(namespace)
+
+    @property
+    def namespaces(self) -> int:
+        """How many have an entry here, at least."""
+        return max(self.ready.namespaces, self.others.namespaces)
+
+    def first(self, now: float, namespace: str | None = None) -> Checkpoint | None:
+        """The next to give way; None when every one is pinned."""
+        found = self.ready.least(now, namespace) or self.others.least(now, namespace)
+        return found if isinstance(found, Checkpoint) else None
 
 
 class CheckpointStore:
-    """Every checkpoint, and a heap of them by rank. Mutable: only the engine loop's task may touch it.
-
-    The heap is lazy: a checkpoint is pushed again whenever its rank changes, and an entry whose rank is stale is passed
-    over, so that each operation is O(log n) amortised.
-    """
+    """Every checkpoint that is live, and who gives way next in each pool. Mutable: only the engine loop's task may
+    touch it."""
 
     def __init__(self) -> None:
+        self.rates = ReturnRates()
+        self.slots = Line(self.rates)
+        self.pages = Line(self.rates)
+        self.host = Line(self.rates)
         self._all: dict[int, Checkpoint] = {}
-        self._heap: list[tuple[tuple[bool, float, int], int]] = []
         self._next_number = 1
 
     def __len__(self) -> int:
@@ -99,44 +183,42 @@ class CheckpointStore:
 
     def add(self, checkpoint: Checkpoint) -> None:
         self._all[checkpoint.number] = checkpoint
-        self._push(checkpoint)
+        self.place(checkpoint)
 
     def remove(self, checkpoint: Checkpoint) -> None:
         del self._all[checkpoint.number]
+        self.place(checkpoint)
 
-    def touch(self, checkpoint: Checkpoint, now: float) -> None:
-        """A request uses it: it is the newest now, and whatever superseded it has not made it useless."""
-        checkpoint.last_used_at = now
-        checkpoint.superseded = False
-        self._push(checkpoint)
+    def place(self, checkpoint: Checkpoint) -> None:
+        """It changed: let it stand in each line where it belongs now."""
+        here = checkpoint in self
+        holds_pages = checkpoint.device_node is not None or checkpoint.tail_page is not None
+        self.slots.place(checkpoint, holds=here and checkpoint.slot is not None, is_ready=checkpoint.is_ready)
+        self.pages.place(checkpoint, holds=here and holds_pages, is_ready=checkpoint.is_ready)
+        # What the device has as a whole yields first: nothing is lost with its copy.
+        is_copy = checkpoint.is_whole_on_device and (checkpoint.slot is not None or checkpoint.host_state is None)
+        self.host.place(checkpoint, holds=here and checkpoint.is_in_host, is_ready=is_copy)
 
-    def supersede(self, checkpoint: Checkpoint) -> None:
-        if not checkpoint.superseded:
-            checkpoint.superseded = True
-            self._push(checkpoint)
+    def pin(self, checkpoint: Checkpoint) -> None:
+        checkpoint.pins += 1
+        self.place(checkpoint)
 
     def unpin(self, checkpoint: Checkpoint) -> None:
         checkpoint.pins -= 1
-        if checkpoint.pins == 0 and checkpoint in self:
-            self._push(checkpoint)
+        self.place(checkpoint)
 
-    def least_valuable(self) -> Checkpoint | None:
-        """The unpinned checkpoint with the smallest rank; None when every one is pinned."""
-        while self._heap:
-            rank, number = self._heap[0]
-            checkpoint = self._all.get(number)
-            if checkpoint is not None and checkpoint.rank == rank and checkpoint.pins == 0:
-                return checkpoint
-            heapq.heappop(self._heap)
-        return None
-
-    def unreachable(self) -> list[Checkpoint]:
-        """Unpinned checkpoints that the heap cannot find; empty when sound."""
-        entries = set(self._heap)
-        return [c for c in self if c.pins == 0 and (c.rank, c.number) not in entries]
-
-    def _push(self, checkpoint: Checkpoint) -> None:
-        heapq.heappush(self._heap, (checkpoint.rank, checkpoint.number))
-        if len(self._heap) > 64 + 4 * len(self._all):
-            self._heap = [(c.rank, c.number) for c in self]
-            heapq.heapify(self._heap)
+    def misplaced(self) -> list[Checkpoint]:
+        """Those that stand where they do not belong; empty when sound."""
+        wrong: list[Checkpoint] = []
+        for c in self:
+            lines = (
+                (self.slots, c.slot is not None),
+                (self.pages, c.device_node is not None or c.tail_page is not None),
+                (self.host, c.is_in_host),
+            )
+            if any((c in line) is not (belongs and c.pins == 0) for line, belongs in lines):
+                wrong.append(c)
+        counted = sum(c in line for c in self for line in (self.slots, self.pages, self.host))
+        if counted != len(self.slots) + len(self.pages) + len(self.host):
+            raise ValueError("a line holds a checkpoint that is not live")
+        return wrong

@@ -8,43 +8,65 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cache.leases import CaptureTicket, Match, RequestLease
-from cache.matching import Found, find_checkpoint, find_pages
-from cache.pages import Page
+from cache.costs import Costs
+from cache.demotion import Demotion, Demotions
+from cache.faults import Fault, Faults
+from cache.leases import CaptureTicket, Match, RequestLease, copies_of
+from cache.losses import report
+from cache.matching import Found, find_checkpoint, find_pages, host_tokens
 from cache.pools import Holder, Lease, Pool, UnitState
+from cache.replicas import Replica
 from cache.retention import Retention
 from cache.stats import CacheStats
+from cache.tiers import Tiers
 from cache.tree import Tokens
 from cache.types import (
     CacheOptions,
     CheckpointKind,
-    Copy,
-    CopyObject,
     Frontier,
+    LossReason,
     ReuseReport,
     SkipReason,
     Tier,
-    UnitHandle,
 )
+from cache.upkeep import ResetCounts, quarantine, quarantine_pages, reset
 
 
 class ContextCache:
-    """All that is remembered on the device. Mutable: only the engine loop's task may touch it."""
+    """All that is remembered, on the device and in host memory. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, options: CacheOptions, stats: CacheStats | None = None) -> None:
+    def __init__(self, options: CacheOptions, stats: CacheStats | None = None, faults: Faults | None = None) -> None:
         """`stats` are those of a former cache, to go on counting."""
         self.options = options
-        self.pages = Pool("device_kv_pages", options.kv_pages)
-        self.slots = Pool("device_state_slots", options.state_slots if options.has_state else 0)
         self.stats = stats or CacheStats()
-        self.retention = Retention(options, self.stats)
+        self.faults = faults or Faults()
+        self.costs = Costs()
+        self.tiers = Tiers(options, self.stats, self.faults)
+        self.retention = Retention(self.tiers)
+        self.demotions = Demotions(self.tiers)
         self._leases: dict[str, RequestLease] = {}
         self._matches: dict[str, Match] = {}
+
+    @property
+    def pages(self) -> Pool:
+        """KV pages on the device."""
+        return self.tiers.pages
+
+    @property
+    def slots(self) -> Pool:
+        """State slots on the device."""
+        return self.tiers.slots
+
+    @property
+    def host(self) -> Pool:
+        """Units of host memory."""
+        return self.tiers.host
 
     # -- a request's way in
 
     def match(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
-        """Find and pin the longest prefix that can be resumed; at least one token is always left to compute.
+        """Find and pin the prefix from which the prompt is computed soonest; at least one token is always left to
+        compute.
 
         Raises ValueError when the request holds a match or a lease already.
         """
@@ -52,29 +74,8 @@ class ContextCache:
 
     def miss(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
         """A match that reuses nothing and pins nothing, for a request that what it could reuse leaves no room for."""
-        return self._open_match(request_id, namespace, tokens, Found())
-
-    def _open_match(self, request_id: str, namespace: str, tokens: Tokens, found: Found) -> Match:
-        if request_id in self._leases or request_id in self._matches:
-            raise ValueError(f"request {request_id!r} holds a match or a lease already; release it first")
-        match = Match(
-            request_id=request_id,
-            namespace=namespace,
-            tokens=tokens,
-            cached_tokens=found.cached_tokens,
-            path=found.path,
-            pages=found.pages,
-            tail=found.tail,
-            checkpoint=found.checkpoint if self.options.has_state else None,
-            nearest=found.checkpoint,
-            remembered_tokens=found.remembered_tokens,
-        )
-        for page in match.held_pages:
-            page.pin(request_id)
-        if match.checkpoint is not None:
-            match.checkpoint.pins += 1
-        self._matches[request_id] = match
-        return match
+        known = self._find(namespace, tokens).known
+        return self._open_match(request_id, namespace, tokens, Found(known=known))
 
     def release(self, match: Match) -> None:
         """Let go of what a match pinned. Harmless when it was admitted or released before."""
@@ -83,9 +84,9 @@ class ContextCache:
         match.is_open = False
         del self._matches[match.request_id]
         for page in match.held_pages:
-            page.unpin(match.request_id)
+            page.unpin(match.holder)
         if match.checkpoint is not None:
-            self.retention.store.unpin(match.checkpoint)
+            self.tiers.unpin(match.checkpoint)
 
     def admit(
         self,
@@ -98,30 +99,37 @@ class ContextCache:
     ) -> RequestLease | None:
         """Turn a match into a lease on pages for `reserve_tokens` tokens and a state slot, evicting what must give way.
 
-        Returns None, with the match released and nothing evicted, when running requests hold too much; then wait. A
-        request that was suspended comes a second time, and what it finds then does not count as reuse.
+        Returns None, with the match released and nothing evicted, when running requests hold too much; then wait.
+        A request that was suspended comes a second time, and what it finds then does not count as reuse.
         """
         if not match.is_open:
             raise ValueError(f"the match of request {match.request_id!r} is closed")
-        new_pages = max(self.options.pages_of(reserve_tokens) - len(match.pages), 1 if match.tail else 0)
-        if not self._has_room(new_pages, slots=1 if self.options.has_state else 0):
+        self.tiers.now = now
+        own = next((i for i, page in enumerate(match.pages) if page.tier is not Tier.DEVICE), len(match.pages))
+        new_pages = max(self.options.pages_of(reserve_tokens) - own, 1 if match.tail else 0)
+        if not self.tiers.has_room(new_pages, slots=1 if self.options.has_state else 0):
             self.release(match)
             return None
-        if match.nearest is not None and match.nearest in self.retention.store:
-            self.retention.touch(match.nearest, match.tokens, now)
-        slot = self._take_slot(Holder(UnitState.PINNED, match.request_id)) if self.options.has_state else None
-        fresh = self._take_pages(new_pages, match.request_id)
+        self._learn(match, now)
+        slot = self.tiers.take_slot(match.holder, match.namespace) if self.options.has_state else None
+        fresh = self._take_pages(new_pages, match)
+        restore, resume = copies_of(match, slot, fresh, own)
+        far = [page for page in match.held_pages if page.tier is not Tier.DEVICE]
         lease = RequestLease(
             request_id=match.request_id,
             namespace=match.namespace,
             tokens=match.tokens,
             cached_tokens=match.cached_tokens,
             path=match.path,
-            pages=[*match.pages, *fresh],
+            holder=match.holder,
+            report=self.report(match, wanted),
+            pages=[*match.pages[:own], *fresh],
             slot=slot,
-            restore=_restore_copies(match, slot, fresh),
-            restore_sources=(match.tail[0],) if match.tail else (),
-            restore_checkpoint=match.checkpoint,
+            restore=restore,
+            resume=resume,
+            restore_sources=tuple(far),
+            resume_sources=(match.tail[0],) if match.tail and match.tail[0].tier is Tier.DEVICE else (),
+            pinned=match.checkpoint,
             origin=match.nearest,
             wanted=[f for f in wanted if match.cached_tokens < f.tokens <= len(match.tokens)],
         )
@@ -129,22 +137,44 @@ class ContextCache:
         del self._matches[match.request_id]
         self._leases[lease.request_id] = lease
         if is_first:
-            self.stats.selections[match.path] += 1
-            self.stats.reused_tokens += match.cached_tokens
-        if not lease.restore:
-            self.confirm_restore(lease)
+            self._count(lease.report)
+        self.stats.restores += 1 if restore else 0
+        if not restore:
+            self._end_restore(lease)
+        if not restore and not resume:
+            self.confirm_resume(lease)
         return lease
 
-    def confirm_restore(self, lease: RequestLease) -> None:
-        """The copies of `lease.restore` have run, or will run before anything else is written: let go of their
-        sources."""
+    def confirm_restore(self, lease: RequestLease, now: float) -> None:
+        """The copies of `lease.restore` are done: let go of their sources."""
+        self.tiers.now = now
         lease.restore = ()
-        for page in lease.restore_sources:
-            page.unpin(lease.request_id)
-        lease.restore_sources = ()
-        if lease.restore_checkpoint is not None:
-            self.retention.store.unpin(lease.restore_checkpoint)
-            lease.restore_checkpoint = None
+        self._end_restore(lease)
+        if not lease.resume:
+            self.confirm_resume(lease)
+
+    def fail_restore(self, lease: RequestLease, now: float) -> None:
+        """A copy of `lease.restore` failed: close the lease, and keep what it read from nobody else's way."""
+        if not lease.is_open:
+            return
+        self.stats.restore_failures += 1
+        source, pages = lease.origin, lease.restore_sources
+        self._close(lease, lease.tokens, 0, CheckpointKind.PRIVATE_LONG_ANCHOR, now)
+        if self.options.has_state:
+            quarantine(self.tiers, source, LossReason.RESTORE_FAILED)
+        else:
+            quarantine_pages(self.tiers, pages)
+
+    def confirm_resume(self, lease: RequestLease) -> None:
+        """The copies of `lease.resume` have run, or will run before anything else is written: let go of their
+        sources."""
+        lease.resume = ()
+        for page in lease.resume_sources:
+            page.unpin(lease.holder)
+        lease.resume_sources = ()
+        if lease.pinned is not None:
+            self.tiers.unpin(lease.pinned)
+            lease.pinned = None
 
     def grow(self, lease: RequestLease, total_tokens: int) -> bool:
         """Make room for `total_tokens` tokens in all. False, with nothing taken, when running requests hold too
@@ -152,9 +182,9 @@ class ContextCache:
         missing = self.options.pages_of(total_tokens) - len(lease.pages)
         if missing <= 0:
             return True
-        if not self._has_room(missing, slots=0):
+        if not self.tiers.has_room(missing, slots=0):
             return False
-        lease.pages.extend(self._take_pages(missing, lease.request_id))
+        lease.pages.extend(self._take_pages(missing, lease))
         return True
 
     # -- checkpoints
@@ -169,9 +199,11 @@ class ContextCache:
             if frontier.kind is CheckpointKind.PRIVATE_TURN_CLOSURE and not self.slots.free:
                 self.retention.expect_turn(lease.namespace, lease.tokens[: frontier.tokens])
             reason = self._why_no_slot(frontier.kind)
-            slot = self._take_slot(holder) if reason is None else None
+            slot = self.tiers.take_slot(holder, lease.namespace) if reason is None else None
         if reason is not None:
             self.stats.publish_skipped[reason] += 1
+            if reason.is_loss and frontier.kind is not CheckpointKind.PRIVATE_LONG_ANCHOR:
+                self.retention.miss_out(lease.namespace, lease.tokens[: frontier.tokens], frontier.kind)
             return reason
         ticket = CaptureTicket(lease, frontier, slot)
         lease.tickets.append(ticket)
@@ -181,10 +213,10 @@ class ContextCache:
         """The bytes of the capture are there: make the checkpoint visible."""
         if not ticket.is_open:
             return
+        self.tiers.now = now
         self._close_ticket(ticket)
-        self.retention.publish(
-            ticket.lease, ticket.lease.tokens[: ticket.frontier.tokens], ticket.frontier.kind, ticket.slot, now
-        )
+        lease, frontier = ticket.lease, ticket.frontier
+        self.retention.publish(lease, lease.tokens[: frontier.tokens], frontier.kind, ticket.slot, now)
 
     def discard(self, ticket: CaptureTicket) -> None:
         """The capture did not happen: give its destination back. Harmless when it was published or discarded before."""
@@ -193,6 +225,20 @@ class ContextCache:
         self._close_ticket(ticket)
         if ticket.slot is not None:
             ticket.slot.close()
+
+    def plan_demotions(self, now: float, most_bytes: int) -> list[Demotion]:
+        """Checkpoints to copy to host memory in the background, because they are next to leave the device."""
+        self.tiers.now = now
+        return self.demotions.plan(most_bytes)
+
+    def confirm_demotion(self, demotion: Demotion, now: float) -> None:
+        """Its bytes are in host memory. Harmless when it was confirmed or cancelled before."""
+        self.tiers.now = now
+        self.demotions.confirm(demotion)
+
+    def cancel_demotion(self, demotion: Demotion) -> None:
+        """Its copy failed, or will not run. Harmless when it was confirmed or cancelled before."""
+        self.demotions.cancel(demotion)
 
     # -- a request's way out
 
@@ -206,11 +252,9 @@ class ContextCache:
         self._close(lease, tokens, computed_tokens, CheckpointKind.PRIVATE_LONG_ANCHOR, now)
 
     def distrust(self, lease: RequestLease) -> None:
-        """What this request was resumed from may be broken: drop it, so that a retry does not fail on it again."""
+        """What this request was resumed from may be broken: take it out, so that a retry does not fail on it again."""
         checkpoint, lease.origin = lease.origin, None
-        if checkpoint is not None and checkpoint.pins == 0 and checkpoint in self.retention.store:
-            self.retention.drop(checkpoint)
-            self.stats.distrusted += 1
+        quarantine(self.tiers, checkpoint, LossReason.RESTORE_FAILED)
 
     # -- looking in
 
@@ -234,29 +278,11 @@ class ContextCache:
 
     def report(self, match: Match, wanted: Sequence[Frontier]) -> ReuseReport:
         """What the request reuses and why the rest, up to its own last frontier, is computed."""
-        reusable = max((f.tokens for f in wanted if f.tokens < len(match.tokens)), default=len(match.tokens) - 1)
-        missing = max(reusable - match.cached_tokens, 0)
-        no_checkpoint = min(max(match.remembered_tokens - match.cached_tokens, 0), missing)
-        lost = {"no_checkpoint": no_checkpoint, "cold": missing - no_checkpoint}
-        if not self.options.prefix_reuse:
-            lost = {"bypass": missing}
-        return ReuseReport(
-            path=match.path,
-            prompt_tokens=len(match.tokens),
-            cached_tokens=match.cached_tokens,
-            achievable_tokens=match.cached_tokens + no_checkpoint,
-            source={Tier.DEVICE: match.cached_tokens, Tier.HOST: 0, Tier.DISK: 0},
-            lost={reason: tokens for reason, tokens in lost.items() if tokens},
-        )
+        return report(match, wanted, has_reuse=self.options.prefix_reuse)
 
-    def reset(self) -> int:
-        """Drop every checkpoint that nobody uses at this moment; returns how many."""
-        dropped = 0
-        for checkpoint in list(self.retention.store):
-            if checkpoint.pins == 0:
-                self.retention.drop(checkpoint)
-                dropped += 1
-        return dropped
+    def reset(self, tiers: Iterable[Tier] = (Tier.DEVICE, Tier.HOST)) -> dict[Tier, ResetCounts]:
+        """Drop from these tiers every checkpoint that nobody uses at this moment."""
+        return reset(self.tiers, tiers)
 
     @property
     def leases(self) -> Iterable[RequestLease]:
@@ -269,42 +295,77 @@ class ContextCache:
     # -- inside
 
     def _find(self, namespace: str, tokens: Tokens) -> Found:
-        tree = self.retention.trees.get(namespace)
+        tree = self.tiers.ghosts.trees.get(namespace)
         limit = len(tokens) - 1
         if tree is None or limit < 1 or not self.options.prefix_reuse:
             return Found()
-        return (find_checkpoint if self.options.has_state else find_pages)(tree, tokens, limit)
+        find = find_checkpoint if self.options.has_state else find_pages
+        return find(tree, tokens, limit, self.options, self.costs)
+
+    def _open_match(self, request_id: str, namespace: str, tokens: Tokens, found: Found) -> Match:
+        if request_id in self._matches or request_id in self._leases:
+            raise ValueError(f"request {request_id!r} holds a match or a lease already")
+        match = Match(
+            request_id=request_id,
+            namespace=namespace,
+            tokens=tokens,
+            cached_tokens=found.cached_tokens,
+            path=found.path,
+            pages=found.pages,
+            tail=found.tail,
+            checkpoint=found.checkpoint if self.options.has_state else None,
+            nearest=found.checkpoint,
+            host_tokens=host_tokens(found, self.options),
+            known=found.known,
+            holder=Holder(UnitState.PINNED, request_id),
+        )
+        for page in match.held_pages:
+            page.pin(match.holder)
+        if match.checkpoint is not None:
+            self.tiers.store.pin(match.checkpoint)
+        self._matches[request_id] = match
+        return match
+
+    def _learn(self, match: Match, now: float) -> None:
+        """What is used, and what would have been, shows what is worth keeping."""
+        lost = match.known.lost
+        if lost is not None and lost.loss is not None:
+            self.retention.use(lost, match.tokens, now)
+        if match.nearest is not None and match.nearest in self.tiers.store:
+            self.retention.use(match.nearest, match.tokens, now)
+
+    def _count(self, found: ReuseReport) -> None:
+        stats = self.stats
+        stats.selections[found.path] += 1
+        for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK):
+            stats.reused_tokens[tier] += found.source[tier]
+        stats.computed_tokens += found.prompt_tokens - found.cached_tokens
+        stats.achievable_tokens += found.achievable_tokens
+        stats.lost_tokens.update(found.lost)
+
+    def _end_restore(self, lease: RequestLease) -> None:
+        for page in lease.restore_sources:
+            page.unpin(lease.holder)
+        lease.restore_sources = ()
 
     def _why_not(self, lease: RequestLease, frontier: Frontier) -> SkipReason | None:
         if not self.options.prefix_reuse:
             return SkipReason.REUSE_OFF
-        existing = self.retention.existing(lease.namespace, lease.tokens[: frontier.tokens])
-        return SkipReason.ALREADY_CACHED if existing is not None else None
+        if Fault.REFUSE_PUBLISH in self.faults:
+            return SkipReason.FAULT
+        is_cached = self.retention.is_cached(lease.namespace, lease.tokens[: frontier.tokens])
+        return SkipReason.ALREADY_CACHED if is_cached else None
 
     def _why_no_slot(self, kind: CheckpointKind) -> SkipReason | None:
         if self.slots.free:
             return None
-        victim = self.retention.store.least_valuable()
-        if victim is None:
+        if not len(self.tiers.store.slots):
             return SkipReason.SLOTS_PINNED
-        is_worth_more = kind is CheckpointKind.PRIVATE_LONG_ANCHOR and not victim.superseded
-        return SkipReason.SLOTS_WORTH_MORE if is_worth_more else None
+        return SkipReason.SLOTS_WORTH_MORE if self.tiers.is_anchor_worth_less(kind) else None
 
-    def _has_room(self, pages: int, slots: int) -> bool:
-        if self.pages.free + self.pages.counts().cached < pages:
-            return False
-        return slots == 0 or self.slots.free > 0 or self.retention.store.least_valuable() is not None
-
-    def _take_slot(self, holder: Holder) -> Lease:
-        if not self.slots.free:
-            self.retention.give_way()
-        return self.slots.lease(holder, 1)
-
-    def _take_pages(self, count: int, request_id: str) -> list[Page]:
-        give_way = self.retention.give_way if self.options.has_state else self.retention.give_way_by_a_page
-        while self.pages.free < count and give_way():
-            pass
-        return [Page(self.pages, request_id) for _ in range(count)]
+    def _take_pages(self, count: int, owner: Match | RequestLease) -> list[Replica]:
+        self.tiers.free_pages(count, owner.namespace)
+        return [Replica(self.pages.lease(owner.holder, 1), Tier.DEVICE) for _ in range(count)]
 
     def _close_ticket(self, ticket: CaptureTicket) -> None:
         ticket.is_open = False
@@ -315,29 +376,20 @@ class ContextCache:
     ) -> None:
         if not lease.is_open:
             return
+        self.tiers.now = now
         lease.is_open = False
         for ticket in tuple(lease.tickets):
             self.discard(ticket)
         is_new = lease.cached_tokens < computed_tokens <= len(tokens)
-        self.confirm_restore(lease)
+        self._end_restore(lease)
+        self.confirm_resume(lease)
         if is_new and self.options.prefix_reuse:
             slot, lease.slot = lease.slot, None
             self.retention.publish(lease, tokens[:computed_tokens], kind, slot, now)
         for page in lease.pages:
-            page.unpin(lease.request_id)
+            page.unpin(lease.holder)
         lease.pages.clear()
         if lease.slot is not None:
             lease.slot.close()
             lease.slot = None
         del self._leases[lease.request_id]
-
-
-def _restore_copies(match: Match, slot: Lease | None, fresh: Sequence[Page]) -> tuple[Copy, ...]:
-    copies: list[Copy] = []
-    if match.tail is not None:
-        source = UnitHandle(Tier.DEVICE, match.tail[0].lease.units)
-        copies.append(Copy(CopyObject.KV_PAGE, source, UnitHandle(Tier.DEVICE, fresh[0].lease.units)))
-    if slot is not None and match.checkpoint is not None and match.checkpoint.slot is not None:
-        source = UnitHandle(Tier.DEVICE, match.checkpoint.slot.units)
-        copies.append(Copy(CopyObject.STATE, source, UnitHandle(Tier.DEVICE, slot.units)))
-    return tuple(copies)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cache.checkpoints import Checkpoint
-from cache.pages import Page
-from cache.pools import Lease
+from cache.matching import Known
+from cache.pools import Holder, Lease
+from cache.replicas import Replica
 from cache.tree import Tokens
-from cache.types import Copy, CopyObject, Frontier, Tier, UnitHandle
+from cache.types import Copy, CopyObject, Frontier, ReuseReport, Tier, UnitHandle
 
 
 @dataclass(slots=True)
@@ -24,18 +26,22 @@ class Match:
     tokens: Tokens
     cached_tokens: int
     path: str
-    pages: tuple[Page, ...]
-    tail: tuple[Page, int] | None
+    pages: tuple[Replica, ...]
+    tail: tuple[Replica, int] | None
     checkpoint: Checkpoint | None
     """Pinned for its state; None where there are no states, for pinned pages alone are enough to resume then."""
     nearest: Checkpoint | None
     """The one whose worth a hit proves."""
-    remembered_tokens: int
-    """Leading tokens whose KV is in the tree, resumable or not; whole pages."""
+    host_tokens: int
+    """Of the cached ones, those that have to come from host memory."""
+    known: Known
+    """What was computed of the prompt before, kept or not."""
+    holder: Holder
+    """The request, as the pools know it."""
     is_open: bool = True
 
     @property
-    def held_pages(self) -> tuple[Page, ...]:
+    def held_pages(self) -> tuple[Replica, ...]:
         """Every page that it pins."""
         return self.pages if self.tail is None else (*self.pages, self.tail[0])
 
@@ -44,7 +50,9 @@ class Match:
 class RequestLease:
     """Everything that one running request holds. Mutable: only the engine loop's task may touch it.
 
-    `restore` lists the copies to run before its first step; they are confirmed with `ContextCache.confirm_restore`.
+    `restore` lists the copies from host memory, to be run in the background and confirmed with
+    `ContextCache.confirm_restore`; `resume` those within the device, to be run right before the first step and
+    confirmed with `confirm_resume`.
     """
 
     request_id: str
@@ -52,11 +60,16 @@ class RequestLease:
     tokens: Tokens
     cached_tokens: int
     path: str
-    pages: list[Page]
+    holder: Holder
+    report: ReuseReport
+    pages: list[Replica]
     slot: Lease | None
     restore: tuple[Copy, ...] = ()
-    restore_sources: tuple[Page, ...] = ()
-    restore_checkpoint: Checkpoint | None = None
+    resume: tuple[Copy, ...] = ()
+    restore_sources: tuple[Replica, ...] = ()
+    resume_sources: tuple[Replica, ...] = ()
+    pinned: Checkpoint | None = None
+    """For its state, until that is copied."""
     origin: Checkpoint | None = None
     """What it was resumed from."""
     wanted: list[Frontier] = field(default_factory=list)
@@ -75,7 +88,12 @@ class RequestLease:
 
     @property
     def is_restoring(self) -> bool:
+        """Whether something has still to come from host memory."""
         return bool(self.restore)
+
+    @property
+    def is_resuming(self) -> bool:
+        return bool(self.resume)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,3 +116,23 @@ class CaptureTicket:
             return None
         destination = UnitHandle(Tier.DEVICE, self.slot.units)
         return Copy(CopyObject.STATE, UnitHandle(Tier.DEVICE, (source,)), destination)
+
+
+def copies_of(
+    match: Match, slot: Lease | None, fresh: Sequence[Replica], own: int
+) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+    """What a request has to copy before it can be resumed: from host memory, and within the device.
+
+    `own` pages of the match are used where they are; the rest, and the tail, go into the `fresh` ones, the state into
+    `slot`.
+    """
+    far = [*match.pages[own:], *([match.tail[0]] if match.tail else [])]
+    copies = [Copy(CopyObject.KV_PAGE, page.handle, into.handle) for page, into in zip(far, fresh, strict=False)]
+    checkpoint = match.checkpoint
+    if slot is not None and checkpoint is not None:
+        state = checkpoint.slot or checkpoint.host_state
+        if state is not None:
+            tier = Tier.DEVICE if checkpoint.slot is not None else Tier.HOST
+            copies.append(Copy(CopyObject.STATE, UnitHandle(tier, state.units), UnitHandle(Tier.DEVICE, slot.units)))
+    restore = tuple(copy for copy in copies if copy.source.tier is not Tier.DEVICE)
+    return restore, tuple(copy for copy in copies if copy.source.tier is Tier.DEVICE)

@@ -1,98 +1,239 @@
-"""An audit from scratch: compares pools, trees, checkpoints and leases, and trusts none of them."""
+"""An audit from scratch: compares pools, trees, checkpoints and leases, trusts none of them, and gives orphans back."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from cache.checkpoints import Checkpoint
 from cache.context import ContextCache
-from cache.pages import Page
-from cache.pools import Lease
+from cache.pools import Lease, Pool
+from cache.replicas import Replica
+from cache.tiers import Tiers
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit found and did."""
+
+    violations: tuple[str, ...]
+    """As they were found, before anything was healed; empty when sound."""
+    reclaimed: dict[str, int] = field(default_factory=dict)
+    """Units that were given back, by pool."""
+    remaining: tuple[str, ...] = ()
+    """What healing did not mend."""
+
+
+def audit(cache: ContextCache) -> AuditReport:
+    """Check everything, and where the options allow it give back units that nobody holds; counted in the stats."""
+    stats = cache.stats
+    stats.audits += 1
+    violations = check(cache)
+    stats.violations += len(violations)
+    if not violations or not cache.options.self_heal:
+        return AuditReport(tuple(violations), {}, tuple(violations))
+    reclaimed = _heal(cache)
+    stats.orphans_reclaimed.update(reclaimed)
+    return AuditReport(tuple(violations), reclaimed, tuple(check(cache)))
 
 
 def check(cache: ContextCache) -> list[str]:
     """One line for each violation, empty when every unit has exactly one owner and every reference a holder."""
-    violations = [*cache.pages.check(), *cache.slots.check()]
-    violations += _check_pages(cache)
-    violations += _check_slots(cache)
-    violations += _check_trees(cache)
-    violations += [f"{c.name} can be evicted but the heap cannot find it" for c in cache.retention.store.unreachable()]
+    tiers = cache.tiers
+    return [
+        *(line for pool in _pools(tiers) for line in pool.check()),
+        *_check_references(cache),
+        *_check_leases(cache),
+        *_check_trees(cache),
+        *_check_ghosts(tiers),
+        *(f"{c.name} stands in the wrong line" for c in tiers.store.misplaced()),
+        *(line for c in tiers.store if (line := _check_place(c, tiers.options.has_state)) is not None),
+    ]
+
+
+def _heal(cache: ContextCache) -> dict[str, int]:
+    """Close every lease that nothing refers to, and let the free lists have what is lost."""
+    tiers = cache.tiers
+    known = {id(lease) for lease, _ in _referred(cache)}
+    reclaimed: dict[str, int] = {}
+    for pool in _pools(tiers):
+        units = 0
+        for lease in pool.leases():
+            if id(lease) not in known:
+                units += len(lease)
+                lease.close()
+        units += pool.reclaim_lost()
+        if units:
+            reclaimed[pool.name] = units
+    tiers.host_states = _count_host_states(cache)
+    return reclaimed
+
+
+def _pools(tiers: Tiers) -> tuple[Pool, Pool, Pool]:
+    return tiers.pages, tiers.slots, tiers.host
+
+
+def _residents(cache: ContextCache) -> Iterator[Checkpoint]:
+    """Those that hold units: the live ones, and the forgotten ones that something still reads."""
+    yield from cache.tiers.store
+    yield from cache.tiers.leaving.values()
+
+
+def _replicas(cache: ContextCache) -> Iterator[Replica]:
+    """Every replica that something refers to, once for each reference of the tree or a tail."""
+    for tree in cache.tiers.ghosts.trees.values():
+        for node in tree.nodes():
+            yield from (replica for replica in (node.page, node.host) if replica is not None)
+    for c in _residents(cache):
+        yield from (tail for tail in (c.tail_page, c.host_tail) if tail is not None)
+    for lease in cache.leases:
+        yield from (*lease.pages, *lease.restore_sources, *lease.resume_sources)
+    for match in cache.matches:
+        yield from match.held_pages
+    for demotion in cache.demotions.under_way:
+        yield from (*demotion.sources, *demotion.pages)
+        if demotion.tail is not None:
+            yield demotion.tail
+
+
+def _referred(cache: ContextCache) -> Iterator[tuple[Lease, str]]:
+    """Every lease that something refers to, and what it is of; a replica's once for each of its references."""
+    for replica in _replicas(cache):
+        yield replica.lease, "page"
+    for c in _residents(cache):
+        yield from ((state, "state") for state in (c.slot, c.host_state) if state is not None)
+    for lease in cache.leases:
+        slots = (lease.slot, *(ticket.slot for ticket in lease.tickets))
+        yield from ((slot, "state") for slot in slots if slot is not None)
+    for demotion in cache.demotions.under_way:
+        if demotion.state is not None:
+            yield demotion.state, "state"
+
+
+def _check_leases(cache: ContextCache) -> list[str]:
+    """Each open lease is referred to, each lease that is referred to is open, and a state has one owner."""
+    violations: list[str] = []
+    states: Counter[int] = Counter()
+    known: set[int] = set()
+    for lease, what in _referred(cache):
+        known.add(id(lease))
+        states[id(lease)] += what == "state"
+        if not lease.is_open:
+            violations.append(f"a {what} that is still referred to was given back")
+    for pool in _pools(cache.tiers):
+        for lease in pool.leases():
+            if id(lease) not in known:
+                violations.append(
+                    f"pool {pool.name!r}: {len(lease)} units are leased to {lease.holder.name!r} but nothing refers to "
+                    "them"
+                )
+            if states[id(lease)] > 1:
+                violations.append(f"pool {pool.name!r}: the state of {lease.holder.name!r} has several owners")
+    found = _count_host_states(cache)
+    if found != cache.tiers.host_states:
+        violations.append(f"{cache.tiers.host_states} state images in host memory on record, {found} found")
     return violations
 
 
-def _check_pages(cache: ContextCache) -> list[str]:
-    cached: Counter[int] = Counter()
-    pins: Counter[tuple[int, str]] = Counter()
-    pages: dict[int, Page] = {}
+def _count_host_states(cache: ContextCache) -> int:
+    kept = sum(c.host_state is not None for c in _residents(cache))
+    return kept + sum(demotion.state is not None for demotion in cache.demotions.under_way)
 
-    def seen(page: Page) -> int:
-        pages[id(page)] = page
-        return id(page)
 
-    for tree in cache.retention.trees.values():
-        cached.update(seen(node.page) for node in tree.nodes() if node.page is not None)
-    cached.update(seen(c.tail_page) for c in cache.retention.store if c.tail_page is not None)
+def _check_references(cache: ContextCache) -> list[str]:
+    """Each replica has as many references and pins as there are children, checkpoints, requests and copies on it."""
+    refs: Counter[int] = Counter()
+    for tree in cache.tiers.ghosts.trees.values():
+        for node in tree.nodes():
+            parent = node.parent
+            if parent is not None:
+                refs[id(parent.page)] += node.page is not None
+                refs[id(parent.host)] += node.host is not None
+    for c in _residents(cache):
+        refs[id(None if c.device_node is None else c.device_node.page)] += 1
+        refs[id(c.node.host)] += c.is_in_host
+        refs[id(c.tail_page)] += 1
+        refs[id(c.host_tail)] += 1
+    pins: dict[int, Counter[str]] = defaultdict(Counter)
     for lease in cache.leases:
-        pins.update((seen(page), lease.request_id) for page in (*lease.pages, *lease.restore_sources))
+        for page in (*lease.pages, *lease.restore_sources, *lease.resume_sources):
+            pins[id(page)][lease.request_id] += 1
     for match in cache.matches:
-        pins.update((seen(page), match.request_id) for page in match.held_pages)
-    pins_of: dict[int, dict[str, int]] = defaultdict(dict)
-    for (key, request_id), count in pins.items():
-        pins_of[key][request_id] = count
+        for page in match.held_pages:
+            pins[id(page)][match.request_id] += 1
+    for demotion in cache.demotions.under_way:
+        tail = () if demotion.tail is None else (demotion.tail,)
+        for page in (*demotion.sources, *demotion.pages, *tail):
+            pins[id(page)][demotion.holder.name] += 1
     violations: list[str] = []
-    for key, page in pages.items():
-        if not page.lease.is_open:
-            violations.append("a page that is still referred to was given back")
-            continue
-        if page.cached_refs != cached[key]:
-            violations.append(f"page {page.unit}: {page.cached_refs} cached references on record, {cached[key]} found")
-        if page.pins != pins_of[key]:
-            violations.append(f"page {page.unit}: pins on record {page.pins}, found {pins_of[key]}")
-    referred = {page.unit for page in pages.values() if page.lease.is_open}
-    return violations + _orphans(cache.pages.leases(), referred, "page")
-
-
-def _check_slots(cache: ContextCache) -> list[str]:
-    held: list[Lease] = [c.slot for c in cache.retention.store if c.slot is not None]
-    for lease in cache.leases:
-        held += [slot for slot in (lease.slot, *(ticket.slot for ticket in lease.tickets)) if slot is not None]
-    violations = ["a state slot that is still referred to was given back" for slot in held if not slot.is_open]
-    units = [unit for slot in held for unit in slot.units]
-    violations += [f"state slot {unit} has {count} owners" for unit, count in Counter(units).items() if count > 1]
-    return violations + _orphans(cache.slots.leases(), set(units), "state slot")
-
-
-def _orphans(leases: tuple[Lease, ...], referred: set[int], what: str) -> list[str]:
-    return [
-        f"{what} {unit} is leased to {lease.holder.name!r} but nothing refers to it"
-        for lease in leases
-        for unit in lease.units
-        if unit not in referred
-    ]
+    for replica in {id(replica): replica for replica in _replicas(cache)}.values():
+        where = f"units {replica.lease.units} on {replica.tier}"
+        if replica.cached_refs != refs[id(replica)]:
+            violations.append(f"{where}: {replica.cached_refs} cached references on record, {refs[id(replica)]} found")
+        recorded = {holder.name: count for holder, count in replica.pins.items()}
+        if recorded != dict(pins[id(replica)]):
+            violations.append(f"{where}: pins on record {recorded}, found {dict(pins[id(replica)])}")
+    return violations
 
 
 def _check_trees(cache: ContextCache) -> list[str]:
-    violations: list[str] = []
+    tiers, violations = cache.tiers, list[str]()
     hung: list[int] = []
-    for namespace, tree in cache.retention.trees.items():
+    nodes = ghosts = 0
+    for namespace, tree in tiers.ghosts.trees.items():
         for node in (tree.root, *tree.nodes()):
+            where = f"a node of namespace {namespace!r} at depth {node.depth}"
             hung += [c.number for c in node.checkpoints.values()]
-            if node.parent is not None and node.is_bare:
-                violations.append(f"a node of namespace {namespace!r} at depth {node.depth} leads to no checkpoint")
+            nodes += node.parent is not None
+            ghosts += node.is_ghost
+            if node.is_bare and node.is_ghost:
+                violations.append(f"{where} leads to no checkpoint")
             if node.parent is not None and len(node.key) != tree.page_size:
-                violations.append(f"a node of namespace {namespace!r} has {len(node.key)} tokens, not {tree.page_size}")
-            if sorted([*node.children, *(tail for tail in node.checkpoints if tail)]) != node.keys:
-                violations.append(f"the sorted keys of a node of namespace {namespace!r} are out of step")
-            for tail, c in node.checkpoints.items():
-                if c.node is not node or c.tail != tail or (c.tail_page is None) != (not tail):
-                    violations.append(f"{c.name} does not hang where it says")
-    if sorted(hung) != sorted(c.number for c in cache.retention.store):
-        violations.append("the trees and the store do not list the same checkpoints")
+                violations.append(f"{where} has {len(node.key)} tokens, not {tree.page_size}")
+            known = [(key, not child.is_ghost) for key, child in node.children.items()]
+            known += [(tail, c.tail_copy is not None) for tail, c in node.checkpoints.items() if tail]
+            if sorted(key for key, is_kept in known if is_kept) != node.keys:
+                violations.append(f"{where}: its sorted keys are out of step")
+            if sorted(key for key, is_kept in known if not is_kept) != node.ghost_keys:
+                violations.append(f"{where}: its sorted keys of ghosts are out of step")
+            violations += [
+                f"{c.name} does not hang where it says"
+                for tail, c in node.checkpoints.items()
+                if c.node is not node or c.tail != tail
+            ]
+    known_numbers = [c.number for c in tiers.store] + [c.number for c in tiers.ghosts]
+    if sorted(hung) != sorted(known_numbers):
+        violations.append("the trees do not list the same checkpoints as the store and the ghosts")
+    if (nodes, ghosts) != (tiers.ghosts.counts.nodes, tiers.ghosts.counts.ghosts):
+        violations.append(f"{tiers.ghosts.counts} on record, {nodes} nodes and {ghosts} ghosts found")
+    return violations + _check_pins(cache)
+
+
+def _check_pins(cache: ContextCache) -> list[str]:
     pinned: Counter[int] = Counter()
-    pinned.update(lease.restore_checkpoint.number for lease in cache.leases if lease.restore_checkpoint is not None)
+    pinned.update(lease.pinned.number for lease in cache.leases if lease.pinned is not None)
     pinned.update(match.checkpoint.number for match in cache.matches if match.checkpoint is not None)
-    violations += [
+    pinned.update(demotion.checkpoint.number for demotion in cache.demotions.under_way)
+    return [
         f"{c.name}: {c.pins} pins on record, {pinned[c.number]} found"
-        for c in cache.retention.store
+        for c in _residents(cache)
         if c.pins != pinned[c.number]
     ]
+
+
+def _check_ghosts(tiers: Tiers) -> list[str]:
+    violations = [f"{c.name} is lost but holds something" for c in tiers.ghosts if c.is_live or c.loss is None]
+    violations += [f"{c.name} is live but has a loss" for c in tiers.store if c.loss is not None]
     return violations
+
+
+def _check_place(c: Checkpoint, has_state: bool) -> str | None:
+    """A checkpoint that is live can be resumed: its pages and its state are somewhere, as a whole."""
+    is_whole = c.is_in_host or c.is_whole_on_device or (not has_state and c.device_node is not None)
+    has_its_state = not has_state or c.host_state is not None or (c.slot is not None and c.is_whole_on_device)
+    if c.is_in_host and ((c.host_tail is None) is not (not c.tail) or (c.host_state is None) is has_state):
+        return f"{c.name} is not whole in host memory"
+    if not is_whole or not has_its_state:
+        return f"{c.name} is live but cannot be resumed"
+    return None

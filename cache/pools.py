@@ -200,6 +200,14 @@ class Pool:
         )
         return violations
 
+    def reclaim_lost(self) -> int:
+        """Make every unit free that no open lease holds, whatever the records say; returns how many were not."""
+        held = {unit for lease in self._leases.values() for unit in lease.units}
+        before = len(set(self._free) - held)
+        self._owner = {unit: lease for lease in self._leases.values() for unit in lease.units}
+        self._free = [unit for unit in range(self.capacity - 1, -1, -1) if unit not in held]
+        return len(self._free) - before
+
     def _take(self, count: int, lease: Lease) -> tuple[int, ...]:
         if count < 0:
             raise ValueError(f"pool {self.name!r}: cannot take {count} units")

@@ -1,157 +1,154 @@
-"""What stays and what gives way: publishing checkpoints into the trees, ranking them, and taking them out again."""
+"""What becomes a checkpoint and what it is worth: publishing, using, superseding, forgetting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from cache.checkpoints import Checkpoint, CheckpointStore
+from cache.checkpoints import Checkpoint
+from cache.faults import Fault
 from cache.leases import RequestLease
 from cache.pools import Holder, Lease, UnitState
-from cache.stats import CacheStats
-from cache.tree import Node, PrefixTree, Tokens
-from cache.types import CacheOptions, CheckpointKind, SkipReason
+from cache.tiers import Tiers
+from cache.tree import Tokens
+from cache.types import CheckpointKind, LossReason, SkipReason, Tier
 
 
 class Retention:
-    """The trees of all namespaces and every checkpoint in them. Mutable: only the engine loop's task may touch it."""
+    """Writes checkpoints into the trees. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, options: CacheOptions, stats: CacheStats) -> None:
-        self.store = CheckpointStore()
-        self.trees: dict[str, PrefixTree] = {}
-        self._options = options
-        self._stats = stats
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
 
-    def existing(self, namespace: str, tokens: Tokens) -> Checkpoint | None:
-        """The checkpoint at exactly this frontier, if there is one."""
-        tree = self.trees.get(namespace)
+    def find(self, namespace: str, tokens: Tokens) -> Checkpoint | None:
+        """The checkpoint at exactly this frontier, live or lost."""
+        tree = self._tiers.ghosts.trees.get(namespace)
         if tree is None:
             return None
         node = tree.walk(tokens, len(tokens))[-1]
-        start = node.depth * self._options.page_size
-        return node.checkpoints.get(tokens[start:]) if len(tokens) - start < self._options.page_size else None
+        start = node.depth * tree.page_size
+        return node.checkpoints.get(tokens[start:]) if len(tokens) - start < tree.page_size else None
+
+    def is_cached(self, namespace: str, tokens: Tokens) -> bool:
+        """Whether this frontier can be resumed already."""
+        found = self.find(namespace, tokens)
+        return found is not None and (found.is_in_host or self._is_on_device(found))
 
     def publish(
         self, lease: RequestLease, tokens: Tokens, kind: CheckpointKind, slot: Lease | None, now: float
     ) -> None:
-        """Make a checkpoint of what `lease` computed for `tokens`; it takes over `slot`, which holds the state
-        there."""
-        if self.existing(lease.namespace, tokens) is not None:
-            self._stats.publish_skipped[SkipReason.ALREADY_CACHED] += 1
+        """Make a checkpoint of what `lease` computed for `tokens`; it takes over `slot`, which has the state there."""
+        tiers = self._tiers
+        checkpoint = self.find(lease.namespace, tokens)
+        reason = SkipReason.FAULT if Fault.REFUSE_PUBLISH in tiers.faults else None
+        if checkpoint is not None and self._is_on_device(checkpoint):
+            reason = SkipReason.ALREADY_CACHED
+        if reason is not None:
+            tiers.stats.publish_skipped[reason] += 1
             if slot is not None:
                 slot.close()
+            if reason.is_loss:
+                self.miss_out(lease.namespace, tokens, kind)
             return
-        size = self._options.page_size
-        tree = self.trees.setdefault(lease.namespace, PrefixTree(size))
-        node = tree.insert(tokens, lease.pages)
-        tail = tokens[node.depth * size :]
-        tail_page = lease.pages[node.depth] if tail else None
-        if tail_page is not None:
-            tail_page.ref()
-        checkpoint = Checkpoint(
-            number=self.store.next_number(),
-            namespace=lease.namespace,
-            tree=tree,
-            node=node,
-            tail=tail,
-            tail_page=tail_page,
-            slot=slot,
-            kind=kind,
-            now=now,
-        )
-        if slot is not None:
-            slot.rename(Holder(UnitState.CACHED, checkpoint.name))
-        tree.attach(node, tail, checkpoint)
-        self.store.add(checkpoint)
-        self._stats.published[kind] += 1
-        self._supersede(checkpoint, tokens)
+        if checkpoint is None:
+            checkpoint = self._new(lease.namespace, tokens, kind)
+        tiers.ghosts.remove(checkpoint)
+        self._land(checkpoint, lease, slot)
+        if checkpoint.loss is not None or kind is CheckpointKind.PRIVATE_TURN_CLOSURE:
+            checkpoint.kind = kind
+        checkpoint.loss = None
+        checkpoint.is_superseded = checkpoint.is_refused = False
+        checkpoint.last_used_at = now
+        tiers.stats.published[kind] += 1
+        self._weigh(checkpoint, tokens)
+        tiers.store.add(checkpoint)
+        if Fault.DROP_STATE in tiers.faults and checkpoint.slot is not None and checkpoint.pins == 0:
+            tiers.drop_slot(checkpoint)
+        tiers.trim_ghosts()
 
-    def touch(self, checkpoint: Checkpoint, tokens: Tokens, now: float) -> None:
-        """A request with this prompt uses it, and with it the shared prefixes that it stands on."""
-        self.store.touch(checkpoint, now)
-        for ancestor in self._ancestors(checkpoint, tokens):
-            if ancestor.kind.is_shared and ancestor is not checkpoint:
-                self.store.touch(ancestor, now)
+    def miss_out(self, namespace: str, tokens: Tokens, kind: CheckpointKind) -> None:
+        """Remember that this frontier was computed and not kept."""
+        if not tokens or self.find(namespace, tokens) is not None:
+            return
+        checkpoint = self._new(namespace, tokens, kind)
+        checkpoint.loss = LossReason.PUBLISH_SKIPPED
+        checkpoint.last_used_at = self._tiers.now
+        self._tiers.ghosts.add(checkpoint)
+        self._tiers.trim_ghosts()
+
+    def use(self, checkpoint: Checkpoint, tokens: Tokens, now: float) -> None:
+        """A request with this prompt uses it, or would have, and with it the shared prefixes that it stands on."""
+        used = [checkpoint, *(c for c in self._ancestors(checkpoint, tokens) if c.kind.is_shared)]
+        for each in used:
+            self._tiers.store.rates.returned(each, max(now - each.last_used_at, 0.0))
+            each.uses += 1
+            each.last_used_at = now
+            # Whatever superseded it has not made it useless.
+            each.is_superseded = each.is_refused = False
+            each.benefit_tokens = each.frontier_tokens - self._tiers.surviving_ancestor_tokens(each)
+            self._tiers.store.place(each)
 
     def expect_turn(self, namespace: str, tokens: Tokens) -> None:
         """A turn that ends here is about to be published: what it will supersede gives way first, to itself even."""
-        tree = self.trees.get(namespace)
-        nodes = [] if tree is None else tree.walk(tokens, len(tokens))
-        for checkpoint in self._on_path(nodes, tokens, len(tokens)):
+        tree = self._tiers.ghosts.trees.get(namespace)
+        if tree is None:
+            return
+        for checkpoint in tree.checkpoints_on(tree.walk(tokens, len(tokens)), tokens, len(tokens)):
             if not checkpoint.kind.is_shared:
-                self.store.supersede(checkpoint)
+                self._supersede(checkpoint)
 
-    def give_way(self) -> bool:
-        """Evict the least valuable checkpoint that nobody uses; False when there is none."""
-        victim = self.store.least_valuable()
-        if victim is None:
-            return False
-        self._evict(victim)
-        return True
+    def _is_on_device(self, checkpoint: Checkpoint) -> bool:
+        has_state = checkpoint.slot is not None or not self._tiers.options.has_state
+        return checkpoint.loss is None and checkpoint.is_whole_on_device and has_state
 
-    def give_way_by_a_page(self) -> bool:
-        """Shorten the least valuable checkpoint by its last page, which a model without recurrent states can.
+    def _new(self, namespace: str, tokens: Tokens, kind: CheckpointKind) -> Checkpoint:
+        tree = self._tiers.ghosts.tree(namespace)
+        node = tree.insert(tokens)
+        tail = tokens[node.depth * tree.page_size :]
+        number = self._tiers.store.next_number()
+        checkpoint = Checkpoint(number=number, namespace=namespace, tree=tree, node=node, tail=tail, kind=kind)
+        tree.attach(node, tail, checkpoint)
+        before = next((c for c in self._ancestors(checkpoint, tokens) if not c.kind.is_shared), None)
+        if before is not None:
+            checkpoint.turns = before.turns + (1 if kind is CheckpointKind.PRIVATE_TURN_CLOSURE else 0)
+        return checkpoint
 
-        Its KV can be cut anywhere. Where that frees no page, or nothing would be left, the checkpoint goes.
-        """
-        victim = self.store.least_valuable()
-        if victim is None:
-            return False
-        node = victim.node
-        target = node if victim.tail else node.parent
-        ends_alone = victim.tail != () or (not node.children and len(node.checkpoints) == 1)
-        if target is None or target.parent is None or () in target.checkpoints or not ends_alone:
-            self._evict(victim)
-            return True
-        tail_page = victim.tail_page
-        victim.tree.attach(target, (), victim)
-        victim.tree.detach(victim)
-        victim.node, victim.tail, victim.tail_page = target, (), None
-        if tail_page is not None:
-            tail_page.unref()
-        return True
+    def _land(self, checkpoint: Checkpoint, lease: RequestLease, slot: Lease | None) -> None:
+        """Let it reside on the device: the tree takes over the pages that it has not."""
+        tree, former = checkpoint.tree, checkpoint.device_node
+        if former is not checkpoint.node:
+            tree.hold(checkpoint.node, Tier.DEVICE, lease.pages)
+            if former is not None:
+                tree.let_go(former, Tier.DEVICE)
+            checkpoint.device_node = checkpoint.node
+        if checkpoint.tail and checkpoint.tail_page is None:
+            page = lease.pages[checkpoint.node.depth]
+            page.ref()
+            tree.change_tail(checkpoint, lambda: setattr(checkpoint, "tail_page", page))
+        if slot is not None and checkpoint.slot is None:
+            slot.rename(Holder(UnitState.CACHED, checkpoint.name))
+            checkpoint.slot = slot
+        elif slot is not None:
+            slot.close()
 
-    def drop(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint out, and give back what nothing else needs. It must not be pinned."""
-        self.store.remove(checkpoint)
-        if checkpoint.slot is not None:
-            checkpoint.slot.close()
-        checkpoint.tree.detach(checkpoint)
-        if checkpoint.tail_page is not None:
-            checkpoint.tail_page.unref()
-        tree = self.trees.get(checkpoint.namespace)
-        if tree is not None and tree.root.is_bare:
-            del self.trees[checkpoint.namespace]
-
-    def _evict(self, checkpoint: Checkpoint) -> None:
-        self._stats.evictions[checkpoint.kind] += 1
-        self.drop(checkpoint)
-
-    def _supersede(self, checkpoint: Checkpoint, tokens: Tokens) -> None:
+    def _weigh(self, checkpoint: Checkpoint, tokens: Tokens) -> None:
         """Older private checkpoints on the new one's own path give way first; so do endpoints and anchors by nature.
 
         An endpoint is worth keeping only for clients that echo the answer exactly, an anchor only for forks; being used
         proves either of them.
         """
         if checkpoint.kind in (CheckpointKind.PRIVATE_ENDPOINT, CheckpointKind.PRIVATE_LONG_ANCHOR):
-            self.store.supersede(checkpoint)
-        if checkpoint.kind is not CheckpointKind.PRIVATE_TURN_CLOSURE:
-            return
-        for ancestor in self._ancestors(checkpoint, tokens):
-            if not ancestor.kind.is_shared and ancestor is not checkpoint:
-                self.store.supersede(ancestor)
+            checkpoint.is_superseded = checkpoint.uses == 0
+        if checkpoint.kind is CheckpointKind.PRIVATE_TURN_CLOSURE:
+            for ancestor in self._ancestors(checkpoint, tokens):
+                if not ancestor.kind.is_shared:
+                    self._supersede(ancestor)
+        checkpoint.benefit_tokens = checkpoint.frontier_tokens - self._tiers.surviving_ancestor_tokens(checkpoint)
+
+    def _supersede(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.is_superseded:
+            checkpoint.is_superseded = True
+            self._tiers.store.place(checkpoint)
 
     def _ancestors(self, checkpoint: Checkpoint, tokens: Tokens) -> list[Checkpoint]:
-        """Checkpoints on the path down to this one, itself included, deepest first."""
+        """Checkpoints on the path down to this one, live or lost, deepest first, itself left out."""
         nodes = [checkpoint.tree.root, *checkpoint.node.path()]
-        return self._on_path(nodes, tokens, checkpoint.frontier_tokens)
-
-    def _on_path(self, nodes: Sequence[Node], tokens: Tokens, limit_tokens: int) -> list[Checkpoint]:
-        """Checkpoints on these nodes whose frontier lies within tokens[:limit_tokens], deepest first."""
-        size = self._options.page_size
-        return [
-            checkpoint
-            for node in reversed(nodes)
-            for tail, checkpoint in node.checkpoints.items()
-            if node.depth * size + len(tail) <= limit_tokens
-            and tokens[node.depth * size : node.depth * size + len(tail)] == tail
-        ]
+        on_path = checkpoint.tree.checkpoints_on(nodes, tokens, checkpoint.frontier_tokens)
+        return [found for found in on_path if found is not checkpoint]

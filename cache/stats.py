@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cache.types import CheckpointKind, SkipReason
+from cache.types import CheckpointKind, SkipReason, Tier
 
 
 @dataclass(slots=True)
@@ -14,13 +14,32 @@ class CacheStats:
 
     selections: Counter[str] = field(default_factory=Counter)
     """Admitted requests by reuse path."""
-    reused_tokens: int = 0
-    """Prompt tokens that admitted requests did not have to compute."""
-    evictions: Counter[CheckpointKind] = field(default_factory=Counter)
-    """Checkpoints that gave way, by kind."""
+    reused_tokens: Counter[Tier] = field(default_factory=Counter)
+    """Prompt tokens that admitted requests did not have to compute, by where they came from."""
+    computed_tokens: int = 0
+    """Prompt tokens that admitted requests had to compute."""
+    achievable_tokens: int = 0
+    """Prompt tokens that could have been reused if nothing had been lost."""
+    lost_tokens: Counter[str] = field(default_factory=Counter)
+    """Prompt tokens that had to be computed, by LossReason."""
+    evictions: Counter[tuple[str, CheckpointKind]] = field(default_factory=Counter)
+    """Checkpoints that gave way, by pool and kind; those that only left one tier for another are among them."""
     published: Counter[CheckpointKind] = field(default_factory=Counter)
     """Checkpoints that became visible, by kind."""
-    distrusted: int = 0
-    """Checkpoints that were dropped because a request failed right after it was resumed from them."""
     publish_skipped: Counter[SkipReason] = field(default_factory=Counter)
-    """Frontiers that did not become checkpoints, by reason."""
+    """Frontiers that did not become checkpoints, and checkpoints that host memory refused, by reason."""
+    checkpoints_dropped: int = 0
+    """Checkpoints of which no bytes are left."""
+    checkpoints_demoted: int = 0
+    """Checkpoints that were copied to host memory."""
+    restores: int = 0
+    """Requests that took something from host memory."""
+    restore_failures: int = 0
+    """Requests whose copy from host memory failed."""
+    quarantined: int = 0
+    """Checkpoints that were dropped because their bytes could not be trusted."""
+    audits: int = 0
+    violations: int = 0
+    """What audits found, all told."""
+    orphans_reclaimed: Counter[str] = field(default_factory=Counter)
+    """Units that nobody held any more, by pool, given back by audits."""

@@ -1,14 +1,16 @@
 """The prefix tree of one namespace: a node is a full KV page keyed by its exact tokens; hashes only find, tokens
-decide."""
+decide. A node without a replica is a ghost: known, and not kept."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from cache.pages import Page
+from cache.replicas import Replica
+from cache.types import Tier
 
 if TYPE_CHECKING:
     from cache.checkpoints import Checkpoint
@@ -17,24 +19,42 @@ Tokens = tuple[int, ...]
 
 
 class Node:
-    """A full page below its parent; the root has no page. Mutable: only the engine loop's task may touch it."""
+    """A full page below its parent; the root has no page. Mutable: only the engine loop's task may touch it.
 
-    __slots__ = ("checkpoints", "children", "depth", "key", "keys", "page", "parent")
+    In each tier the nodes with a replica reach up to the root without a gap: a replica has one reference for each child
+    with one and for each checkpoint that resides here.
+    """
 
-    def __init__(self, parent: Node | None, key: Tokens, page: Page | None) -> None:
+    __slots__ = ("checkpoints", "children", "depth", "ghost_keys", "host", "key", "keys", "page", "parent")
+
+    def __init__(self, parent: Node | None, key: Tokens) -> None:
         self.parent = parent
         self.key = key
-        self.page = page
+        self.page: Replica | None = None
+        """On the device."""
+        self.host: Replica | None = None
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[Tokens, Node] = {}
         self.checkpoints: dict[Tokens, Checkpoint] = {}
         """By their tails: the tokens between this node's end and the checkpoint's frontier, fewer than a page."""
         self.keys: list[Tokens] = []
-        """The keys of the children and of the checkpoints' tails, sorted: neighbours share the longest beginnings."""
+        """The keys of the children and of the checkpoints' tails of which there are bytes, sorted: neighbours share the
+        longest beginnings."""
+        self.ghost_keys: list[Tokens] = []
+        """The same of those of which there are none."""
 
     @property
     def is_bare(self) -> bool:
         return not self.children and not self.checkpoints
+
+    @property
+    def is_ghost(self) -> bool:
+        return self.page is None and self.host is None and self.parent is not None
+
+    @property
+    def copy(self) -> Replica | None:
+        """The nearest replica."""
+        return self.page if self.page is not None else self.host
 
     def path(self) -> list[Node]:
         """The nodes from below the root down to this one."""
@@ -47,92 +67,70 @@ class Node:
         return nodes
 
 
-class PrefixTree:
-    """All that is remembered under one namespace. Mutable: only the engine loop's task may touch it."""
+@dataclass(slots=True)
+class NodeCounts:
+    """Nodes of all trees. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, page_size: int) -> None:
+    nodes: int = 0
+    ghosts: int = 0
+
+
+class PrefixTree:
+    """All that is known under one namespace. Mutable: only the engine loop's task may touch it."""
+
+    def __init__(self, page_size: int, counts: NodeCounts | None = None) -> None:
         self.page_size = page_size
-        self.root = Node(None, (), None)
+        self.root = Node(None, ())
+        self.counts = counts or NodeCounts()
+
+    # -- looking
 
     def walk(self, tokens: Tokens, limit_tokens: int) -> list[Node]:
         """The nodes, from the root on, whose tokens are a prefix of tokens[:limit_tokens]. The root is always the
-        first."""
+        first; ghosts come last.
+        """
         size = self.page_size
         nodes = [self.root]
+        children = self.root.children
         for start in range(0, limit_tokens - size + 1, size):
-            child = nodes[-1].children.get(tokens[start : start + size])
+            child = children.get(tokens[start : start + size])
             if child is None:
                 break
             nodes.append(child)
+            children = child.children
         return nodes
 
-    def deepest_checkpoint(self, nodes: Sequence[Node], tokens: Tokens, limit_tokens: int) -> Checkpoint | None:
-        """The checkpoint with the greatest frontier <= limit_tokens on a walked path whose tail is in the tokens
-        too."""
+    def checkpoints_on(self, nodes: Sequence[Node], tokens: Tokens, limit_tokens: int) -> Iterator[Checkpoint]:
+        """Checkpoints on a walked path whose frontier and tail lie in tokens[:limit_tokens], deepest first."""
         for node in reversed(nodes):
+            if not node.checkpoints:
+                continue
             start = node.depth * self.page_size
             longest = min(limit_tokens - start, self.page_size - 1)
-            lengths = {len(tail) for tail in node.checkpoints}
-            for length in sorted(lengths, reverse=True):
+            for length in sorted({len(tail) for tail in node.checkpoints}, reverse=True):
                 if length <= longest:
                     found = node.checkpoints.get(tokens[start : start + length])
                     if found is not None:
-                        return found
-        return None
+                        yield found
 
-    def longest_partial(self, node: Node, tokens: Tokens, limit_tokens: int) -> tuple[Page, int] | None:
+    def longest_partial(self, node: Node, tokens: Tokens, limit_tokens: int) -> tuple[Replica, int] | None:
         """The page below `node` that shares the most leading tokens with what follows there, and how many; None for
         none."""
-        start = node.depth * self.page_size
-        rest = tokens[start : min(limit_tokens, start + self.page_size)]
-        position = bisect_left(node.keys, rest)
-        best: tuple[Page, int] | None = None
-        for key in node.keys[max(position - 1, 0) : position + 1]:
-            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(key, rest, strict=False)))
-            page = self._page_of(node, key)
+        best: tuple[Replica, int] | None = None
+        for key, shared in self._nearest(node, node.keys, tokens, limit_tokens):
+            page = self._copy_of(node, key)
             if page is not None and shared and (best is None or shared > best[1]):
                 best = (page, shared)
         return best
 
-    def insert(self, tokens: Tokens, pages: Sequence[Page]) -> Node:
-        """Make sure that every full page of `tokens` is a node, with `pages` for those that are not yet; returns the
-        last."""
-        size = self.page_size
-        node = self.root
-        for index in range(len(tokens) // size):
-            key = tokens[index * size : (index + 1) * size]
-            child = node.children.get(key)
-            if child is None:
-                page = pages[index]
-                page.ref()
-                child = Node(node, key, page)
-                node.children[key] = child
-                insort(node.keys, key)
-            node = child
-        return node
-
-    def attach(self, node: Node, tail: Tokens, checkpoint: Checkpoint) -> None:
-        """Hang a checkpoint on a node."""
-        node.checkpoints[tail] = checkpoint
-        if tail:
-            insort(node.keys, tail)
-
-    def detach(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint off its node, and remove what of the path nothing needs any more."""
-        node = checkpoint.node
-        del node.checkpoints[checkpoint.tail]
-        if checkpoint.tail:
-            _remove_key(node, checkpoint.tail)
-        self.prune(node)
-
-    def prune(self, node: Node) -> None:
-        """Remove `node` and its ancestors for as long as they are bare, dropping their pages."""
-        while node.is_bare and node.parent is not None and node.page is not None:
-            parent = node.parent
-            del parent.children[node.key]
-            _remove_key(parent, node.key)
-            node.page.unref()
-            node = parent
+    def departure(self, node: Node, tokens: Tokens, limit_tokens: int) -> tuple[int, Tokens | None]:
+        """Where a prompt leaves what is known below `node`, in tokens from its start, and the key that it leaves."""
+        start, best, leaves = node.depth * self.page_size, 0, None
+        for keys in (node.keys, node.ghost_keys):
+            for key, shared in self._nearest(node, keys, tokens, limit_tokens):
+                if shared > best or leaves is None:
+                    best, leaves = shared, key
+        return start + best, leaves
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents first."""
@@ -142,14 +140,114 @@ class PrefixTree:
             yield node
             stack.extend(node.children.values())
 
+    # -- growing and pruning
+
+    def insert(self, tokens: Tokens) -> Node:
+        """Make sure that every full page of `tokens` is a node; those that are new are ghosts. Returns the last."""
+        size = self.page_size
+        node = self.root
+        for start in range(0, len(tokens) - size + 1, size):
+            key = tokens[start : start + size]
+            child = node.children.get(key)
+            if child is None:
+                child = Node(node, key)
+                node.children[key] = child
+                insort(node.ghost_keys, key)
+                self.counts.nodes += 1
+                self.counts.ghosts += 1
+            node = child
+        return node
+
+    def attach(self, node: Node, tail: Tokens, checkpoint: Checkpoint) -> None:
+        """Hang a checkpoint on a node."""
+        node.checkpoints[tail] = checkpoint
+        if tail:
+            insort(node.ghost_keys if checkpoint.tail_copy is None else node.keys, tail)
+
+    def detach(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint off its node, and remove what of the path nothing needs any more."""
+        node, tail = checkpoint.node, checkpoint.tail
+        del node.checkpoints[tail]
+        if tail:
+            _remove(node.ghost_keys if checkpoint.tail_copy is None else node.keys, tail)
+        self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        while node.is_bare and node.is_ghost and node.parent is not None:
+            parent = node.parent
+            del parent.children[node.key]
+            _remove(parent.ghost_keys, node.key)
+            self.counts.nodes -= 1
+            self.counts.ghosts -= 1
+            node = parent
+
+    # -- replicas
+
+    def hold(self, node: Node, tier: Tier, replicas: Sequence[Replica]) -> None:
+        """Add one reference to the node's replica in `tier`; where there is none, it and its ancestors take theirs from
+        `replicas`, which are in the order of the path."""
+        while node.parent is not None:
+            found = node.page if tier is Tier.DEVICE else node.host
+            if found is not None:
+                found.ref()
+                return
+            replica = replicas[node.depth - 1]
+            replica.ref()
+            self._change(node, tier, replica)
+            node = node.parent
+
+    def let_go(self, node: Node, tier: Tier) -> None:
+        """Drop one reference to the node's replica in `tier`; replicas without one go, here and further up."""
+        lowest = node
+        while node.parent is not None:
+            replica = node.page if tier is Tier.DEVICE else node.host
+            if replica is None:
+                raise ValueError(f"a node at depth {node.depth} has no replica on {tier} to let go of")
+            replica.unref()
+            if replica.cached_refs:
+                break
+            self._change(node, tier, None)
+            node = node.parent
+        self._prune(lowest)
+
+    def change_tail(self, checkpoint: Checkpoint, change: Callable[[], None]) -> None:
+        """Let `change` alter which replicas the checkpoint's tail page has, and keep the sorted keys in step."""
+        had = checkpoint.tail_copy is not None
+        change()
+        has, node = checkpoint.tail_copy is not None, checkpoint.node
+        if had is not has and node.checkpoints.get(checkpoint.tail) is checkpoint:
+            _remove(node.keys if had else node.ghost_keys, checkpoint.tail)
+            insort(node.keys if has else node.ghost_keys, checkpoint.tail)
+
+    def _change(self, node: Node, tier: Tier, replica: Replica | None) -> None:
+        was_ghost, parent = node.is_ghost, node.parent
+        if tier is Tier.DEVICE:
+            node.page = replica
+        else:
+            node.host = replica
+        if node.is_ghost is was_ghost or parent is None:
+            return
+        self.counts.ghosts += 1 if node.is_ghost else -1
+        _remove(parent.keys if node.is_ghost else parent.ghost_keys, node.key)
+        insort(parent.ghost_keys if node.is_ghost else parent.keys, node.key)
+
+    def _nearest(
+        self, node: Node, keys: list[Tokens], tokens: Tokens, limit_tokens: int
+    ) -> Iterator[tuple[Tokens, int]]:
+        start = node.depth * self.page_size
+        rest = tokens[start : min(limit_tokens, start + self.page_size)]
+        position = bisect_left(keys, rest)
+        for key in keys[max(position - 1, 0) : position + 1]:
+            yield key, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(key, rest, strict=False)))
+
     @staticmethod
-    def _page_of(node: Node, key: Tokens) -> Page | None:
+    def _copy_of(node: Node, key: Tokens) -> Replica | None:
         child = node.children.get(key)
         if child is not None:
-            return child.page
+            return child.copy
         checkpoint = node.checkpoints.get(key)
-        return checkpoint.tail_page if checkpoint is not None else None
+        return checkpoint.tail_copy if checkpoint is not None else None
 
 
-def _remove_key(node: Node, key: Tokens) -> None:
-    del node.keys[bisect_left(node.keys, key)]
+def _remove(keys: list[Tokens], key: Tokens) -> None:
+    del keys[bisect_left(keys, key)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -172,6 +173,10 @@ class CacheOptions:
     def pages_of(self, tokens: int) -> int:
         """Pages that hold this many tokens."""
         return -(-tokens // self.page_size)
+
+    def bytes_of(self, copies: Iterable[Copy]) -> int:
+        """Bytes that these copies move."""
+        return sum(self.state_bytes if copy.what is CopyObject.STATE else self.page_bytes for copy in copies)
 
     @property
     def host_states(self) -> int:

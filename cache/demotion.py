@@ -1,0 +1,192 @@
+"""Copies to host memory ahead of eviction: reserve, copy, confirm, and only then is there a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache.checkpoints import Checkpoint, Line
+from cache.pools import Holder, Lease, UnitState
+from cache.replicas import Replica
+from cache.tiers import Tiers
+from cache.types import Copy, CopyObject, SkipReason, Tier, UnitHandle
+
+
+@dataclass(slots=True, eq=False)
+class Demotion:
+    """One checkpoint's way to host memory. Mutable only in `is_open`.
+
+    What it reads stays on the device, and what it writes is nobody else's, until it is confirmed or cancelled.
+    """
+
+    checkpoint: Checkpoint
+    holder: Holder
+    copies: tuple[Copy, ...]
+    size_bytes: int
+    sources: tuple[Replica, ...]
+    """Pages on the device, pinned."""
+    pages: tuple[Replica, ...]
+    """In host memory, of the whole path; pinned."""
+    tail: Replica | None
+    state: Lease | None
+    is_open: bool = True
+
+
+class Demotions:
+    """Those under way. Mutable: only the engine loop's task may touch it."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
+        self._open: list[Demotion] = []
+        self._number = 0
+
+    @property
+    def under_way(self) -> tuple[Demotion, ...]:
+        return tuple(self._open)
+
+    def plan(self, most_bytes: int) -> list[Demotion]:
+        """Begin to copy those that are next to leave the device, so that leaving needs no copy; at least one, if any is
+        wanted, then as long as `most_bytes` lasts."""
+        planned: list[Demotion] = []
+        while self._tiers.options.host_units and sum(d.size_bytes for d in planned) < most_bytes:
+            candidate = self._next()
+            demotion = None if candidate is None else self._begin(candidate)
+            if demotion is None:
+                break
+            planned.append(demotion)
+        return planned
+
+    def confirm(self, demotion: Demotion) -> None:
+        """The bytes are there: the checkpoint has a replica in host memory. Harmless when it was closed before."""
+        if not demotion.is_open:
+            return
+        checkpoint, tiers = demotion.checkpoint, self._tiers
+        self._open.remove(demotion)
+        demotion.is_open = False
+        if checkpoint in tiers.store:
+            checkpoint.tree.hold(checkpoint.node, Tier.HOST, demotion.pages)
+            tail = demotion.tail
+            if tail is not None:
+                tail.ref()
+                checkpoint.tree.change_tail(checkpoint, lambda: setattr(checkpoint, "host_tail", tail))
+            if demotion.state is not None:
+                demotion.state.rename(Holder(UnitState.CACHED, checkpoint.name))
+                checkpoint.host_state = demotion.state
+            checkpoint.is_in_host = True
+            tiers.stats.checkpoints_demoted += 1
+        elif demotion.state is not None:
+            tiers.close_host_state(demotion.state)
+        self._let_go(demotion)
+
+    def cancel(self, demotion: Demotion) -> None:
+        """The copy failed or is not wanted: give everything back. Harmless when it was closed before."""
+        if not demotion.is_open:
+            return
+        self._open.remove(demotion)
+        demotion.is_open = False
+        if demotion.state is not None:
+            self._tiers.close_host_state(demotion.state)
+        self._let_go(demotion)
+
+    def _let_go(self, demotion: Demotion) -> None:
+        for page in (*demotion.sources, *demotion.pages):
+            page.unpin(demotion.holder)
+        if demotion.tail is not None:
+            demotion.tail.unpin(demotion.holder)
+        self._tiers.unpin(demotion.checkpoint)
+
+    def _next(self) -> Checkpoint | None:
+        """Who should have a copy in host memory now and has none."""
+        tiers, store = self._tiers, self._tiers.store
+        if tiers.options.has_state and tiers.slots.free < tiers.options.ready_checkpoints:
+            found = self._next_in(store.slots, len(store.slots.ready) < tiers.options.ready_checkpoints)
+            if found is not None:
+                return found
+        pages_at_hand = tiers.pages.free + store.pages.ready_weight
+        if tiers.pages.free < tiers.pages.capacity // 8:
+            return self._next_in(store.pages, pages_at_hand < tiers.pages.capacity // 4)
+        return None
+
+    def _next_in(self, line: Line, is_short: bool) -> Checkpoint | None:
+        tiers = self._tiers
+        ready = line.ready.least(tiers.now)
+        if isinstance(ready, Checkpoint) and ready.is_refused and not ready.is_in_host:
+            fits = tiers.has_host_room(self._units_of(ready), self._states_of(ready))
+            if fits or tiers.is_worth_more_than_the_least_in_host(ready):
+                ready.is_refused = False
+                tiers.store.place(ready)
+                return ready
+        other = line.others.least(tiers.now)
+        if not isinstance(other, Checkpoint):
+            return None
+        is_overtaken = isinstance(ready, Checkpoint) and tiers.order(other) < tiers.order(ready)
+        return other if is_short or is_overtaken else None
+
+    def _states_of(self, checkpoint: Checkpoint) -> int:
+        return 0 if checkpoint.slot is None else 1
+
+    def _units_of(self, checkpoint: Checkpoint) -> int:
+        """Units of host memory that its copy would take."""
+        missing, node = 0, checkpoint.node
+        while node.parent is not None and node.host is None:
+            missing, node = missing + 1, node.parent
+        state = self._states_of(checkpoint) * self._tiers.options.host_units_per_state
+        return missing + (1 if checkpoint.tail else 0) + state
+
+    def _begin(self, checkpoint: Checkpoint) -> Demotion | None:
+        """Reserve what the copy needs; None, and it is refused, when what is in host memory is worth more."""
+        tiers = self._tiers
+        path = checkpoint.node.path()
+        if self._is_being_copied(checkpoint):
+            return None
+        kept = [node.host for node in path if node.host is not None]
+        tiers.store.pin(checkpoint)
+        self._number += 1
+        holder = Holder(UnitState.IN_FLIGHT, f"demotion-{self._number}")
+        for page in kept:
+            page.pin(holder)
+        missing = path[len(kept) :]
+        units = len(missing) + (1 if checkpoint.tail else 0)
+        states = self._states_of(checkpoint)
+        if not tiers.make_host_room(units + states * tiers.options.host_units_per_state, states, checkpoint):
+            for page in kept:
+                page.unpin(holder)
+            checkpoint.is_refused = True
+            tiers.unpin(checkpoint)
+            is_full = len(tiers.store.host) > 0
+            tiers.stats.publish_skipped[SkipReason.HOST_WORTH_MORE if is_full else SkipReason.HOST_PINNED] += 1
+            return None
+        fresh = [Replica(tiers.host.lease(holder, 1), Tier.HOST) for _ in missing]
+        tail = Replica(tiers.host.lease(holder, 1), Tier.HOST) if checkpoint.tail else None
+        state = tiers.host.lease(holder, tiers.options.host_units_per_state) if states else None
+        tiers.host_states += states
+        sources = [node.page for node in path if node.page is not None]
+        copies = [
+            Copy(CopyObject.KV_PAGE, node.page.handle, replica.handle)
+            for node, replica in zip(missing, fresh, strict=True)
+            if node.page is not None
+        ]
+        if tail is not None and checkpoint.tail_page is not None:
+            sources.append(checkpoint.tail_page)
+            copies.append(Copy(CopyObject.KV_PAGE, checkpoint.tail_page.handle, tail.handle))
+        if state is not None and checkpoint.slot is not None:
+            source = UnitHandle(Tier.DEVICE, checkpoint.slot.units)
+            copies.append(Copy(CopyObject.STATE, source, UnitHandle(Tier.HOST, state.units)))
+        for page in sources:
+            page.pin(holder)
+        demotion = Demotion(
+            checkpoint=checkpoint,
+            holder=holder,
+            copies=tuple(copies),
+            size_bytes=tiers.options.bytes_of(copies),
+            sources=tuple(sources),
+            pages=(*kept, *fresh),
+            tail=tail,
+            state=state,
+        )
+        self._open.append(demotion)
+        return demotion
+
+    def _is_being_copied(self, checkpoint: Checkpoint) -> bool:
+        """Whether a part of its path is on its way already: then wait for that."""
+        nodes = {id(node) for node in checkpoint.node.path() if node.host is None}
+        return any(not nodes.isdisjoint(map(id, d.checkpoint.node.path())) for d in self._open)

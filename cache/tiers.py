@@ -1,0 +1,271 @@
+"""Where bytes are kept: the pools, how a checkpoint leaves each of them, and who leaves when room is needed."""
+
+from __future__ import annotations
+
+from cache.checkpoints import Checkpoint, CheckpointStore, Line
+from cache.faults import Fault, Faults
+from cache.ghosts import Ghosts
+from cache.pools import Holder, Lease, Pool
+from cache.stats import CacheStats
+from cache.types import CacheOptions, CheckpointKind, LossReason, Tier
+
+_REFRESHES = 4
+"""How often a victim is looked for again because it turned out to be worth more than it was."""
+
+Order = tuple[bool, float, int]
+
+
+class Tiers:
+    """The pools and every checkpoint in them. Mutable: only the engine loop's task may touch it."""
+
+    def __init__(self, options: CacheOptions, stats: CacheStats, faults: Faults) -> None:
+        self.options = options
+        self.stats = stats
+        self.faults = faults
+        self.pages = Pool("device_kv_pages", options.kv_pages)
+        self.slots = Pool("device_state_slots", options.state_slots if options.has_state else 0)
+        self.host = Pool("host_units", options.host_units)
+        self.host_states = 0
+        """State images that take up host memory, those under way to it included."""
+        self.store = CheckpointStore()
+        self.ghosts = Ghosts(options)
+        self.leaving: dict[int, Checkpoint] = {}
+        """Forgotten, but something still reads from them."""
+        self.now = 0.0
+        """The latest time that a caller has told."""
+
+    # -- room on the device
+
+    def has_room(self, pages: int, slots: int) -> bool:
+        """Whether so much can be had on the device, at the cost of what nobody uses."""
+        if self.pages.free + self.pages.counts().cached < pages:
+            return False
+        return slots == 0 or self.slots.free > 0 or len(self.store.slots) > 0
+
+    def take_slot(self, holder: Holder, namespace: str) -> Lease:
+        """A state slot, from the free ones or from what is worth least."""
+        while not self.slots.free:
+            victim = self.victim(self.store.slots, namespace)
+            if victim is None:
+                break
+            self.stats.evictions[self.slots.name, victim.kind] += 1
+            self.drop_slot(victim)
+        return self.slots.lease(holder, 1)
+
+    def free_pages(self, count: int, namespace: str) -> None:
+        """Make so many pages free, or as many as can be: page by page from the end of what is worth least, for as long
+        as the rest of it can still be resumed."""
+        while self.pages.free < count:
+            victim = self.victim(self.store.pages, namespace)
+            if victim is None:
+                return
+            if victim.is_whole_on_device:
+                self.stats.evictions[self.pages.name, victim.kind] += 1
+            self.shrink(victim, count - self.pages.free)
+
+    def victim(self, line: Line, namespace: str | None = None) -> Checkpoint | None:
+        """The next to give way, for the sake of `namespace`, which may not push out one that has less than its share;
+        None when every one is pinned."""
+        found: Checkpoint | None = None
+        for _ in range(_REFRESHES):
+            found = line.first(self.now)
+            if found is None or not self.refresh(found):
+                break
+        if found is None or namespace is None or found.namespace == namespace or line.namespaces < 2:
+            return found
+        share = len(line) / line.namespaces
+        if line.count(found.namespace) <= share <= line.count(namespace):
+            return line.first(self.now, namespace) or found
+        return found
+
+    def order(self, checkpoint: Checkpoint) -> Order:
+        """Smaller gives way first."""
+        value = self.store.slots.others.value(checkpoint, self.now)
+        return (not checkpoint.is_superseded, value, checkpoint.number)
+
+    def refresh(self, checkpoint: Checkpoint) -> bool:
+        """Work out anew what it saves, for its ancestors may have gone; whether that has changed."""
+        benefit = checkpoint.frontier_tokens - self.surviving_ancestor_tokens(checkpoint)
+        if benefit == checkpoint.benefit_tokens:
+            return False
+        checkpoint.benefit_tokens = benefit
+        self.store.place(checkpoint)
+        return True
+
+    @staticmethod
+    def surviving_ancestor_tokens(checkpoint: Checkpoint) -> int:
+        """The frontier of the nearest checkpoint above that is live and not superseded; 0 for none."""
+        node, below, size = checkpoint.node, checkpoint.tail, checkpoint.tree.page_size
+        while True:
+            best = -1
+            for tail, other in node.checkpoints.items():
+                is_above = other is not checkpoint and len(tail) <= len(below) and below[: len(tail)] == tail
+                if is_above and other.is_live and not other.is_superseded:
+                    best = max(best, len(tail))
+            if best >= 0:
+                return node.depth * size + best
+            if node.parent is None:
+                return 0
+            below, node = node.key, node.parent
+
+    # -- ways out of a tier
+
+    def drop_slot(self, checkpoint: Checkpoint) -> None:
+        """Its state leaves the device."""
+        if checkpoint.slot is not None:
+            checkpoint.slot.close()
+            checkpoint.slot = None
+        self._settle(checkpoint, LossReason.EVICTED_STATE)
+
+    def shrink(self, checkpoint: Checkpoint, pages: int) -> None:
+        """Its last pages leave the device, until `pages` of them are free or it has none there."""
+        has_to_go = self.options.has_state and not checkpoint.is_in_host
+        enough = self.pages.free + pages
+        while self.pages.free < enough and (checkpoint.device_node is not None) and not has_to_go:
+            self._shrink_by_one(checkpoint)
+        if has_to_go:
+            self.lose(checkpoint, LossReason.EVICTED_KV)
+        else:
+            self._settle(checkpoint, LossReason.EVICTED_KV)
+
+    def drop_device(self, checkpoint: Checkpoint, reason: LossReason) -> None:
+        """It leaves the device as a whole."""
+        self._release_device(checkpoint)
+        self._settle(checkpoint, reason)
+
+    def drop_host(self, checkpoint: Checkpoint, reason: LossReason) -> None:
+        """It leaves host memory as a whole."""
+        self._release_host(checkpoint)
+        self._settle(checkpoint, reason)
+
+    def lose(self, checkpoint: Checkpoint, reason: LossReason) -> None:
+        """It becomes a ghost. It must not be pinned."""
+        self._release_device(checkpoint)
+        self._release_host(checkpoint)
+        self.store.remove(checkpoint)
+        checkpoint.loss = reason
+        checkpoint.is_refused = False
+        self.stats.checkpoints_dropped += 1
+        self.ghosts.add(checkpoint)
+
+    def forget(self, checkpoint: Checkpoint) -> None:
+        """It goes without a trace: nobody finds it from now on, and once nothing reads from it, it holds nothing."""
+        if checkpoint in self.store:
+            self.store.remove(checkpoint)
+        self.ghosts.forget(checkpoint)
+        self.leaving[checkpoint.number] = checkpoint
+        self._bury(checkpoint)
+
+    def unpin(self, checkpoint: Checkpoint) -> None:
+        """A request or a copy no longer reads from it."""
+        self.store.unpin(checkpoint)
+        self._bury(checkpoint)
+
+    def _bury(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.pins == 0 and self.leaving.pop(checkpoint.number, None) is not None:
+            self._release_device(checkpoint)
+            self._release_host(checkpoint)
+
+    def trim_ghosts(self) -> None:
+        for ghost in self.ghosts.trim():
+            self.store.rates.expired(ghost, self.now - ghost.last_used_at)
+
+    def _settle(self, checkpoint: Checkpoint, reason: LossReason) -> None:
+        """What is left of it either can be resumed or is of no use."""
+        has_state_here = checkpoint.slot is not None or not self.options.has_state
+        if self.options.has_state:
+            is_of_use = checkpoint.is_in_host or (has_state_here and checkpoint.is_whole_on_device)
+        else:
+            is_of_use = checkpoint.is_in_host or checkpoint.device_node is not None
+        if is_of_use:
+            self.store.place(checkpoint)
+        else:
+            self.lose(checkpoint, reason)
+
+    def _shrink_by_one(self, checkpoint: Checkpoint) -> None:
+        tree, node = checkpoint.tree, checkpoint.device_node
+        if node is None:
+            return
+        if checkpoint.tail_page is not None:
+            self._release_tail(checkpoint)
+            checkpoint.device_node = None if node.parent is None else node
+            return
+        parent = node.parent
+        if parent is None or parent.parent is None:
+            checkpoint.device_node = None
+        else:
+            tree.hold(parent, Tier.DEVICE, ())
+            checkpoint.device_node = parent
+        tree.let_go(node, Tier.DEVICE)
+
+    def _release_tail(self, checkpoint: Checkpoint) -> None:
+        page = checkpoint.tail_page
+        if page is not None:
+            checkpoint.tree.change_tail(checkpoint, lambda: setattr(checkpoint, "tail_page", None))
+            page.unref()
+
+    def _release_device(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.slot is not None:
+            checkpoint.slot.close()
+            checkpoint.slot = None
+        self._release_tail(checkpoint)
+        if checkpoint.device_node is not None:
+            checkpoint.tree.let_go(checkpoint.device_node, Tier.DEVICE)
+            checkpoint.device_node = None
+
+    def _release_host(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.is_in_host:
+            return
+        checkpoint.is_in_host = False
+        state, checkpoint.host_state = checkpoint.host_state, None
+        if state is not None and Fault.LEAK_HOST_STATE not in self.faults:
+            self.close_host_state(state)
+        tail = checkpoint.host_tail
+        if tail is not None:
+            checkpoint.tree.change_tail(checkpoint, lambda: setattr(checkpoint, "host_tail", None))
+            tail.unref()
+        checkpoint.tree.let_go(checkpoint.node, Tier.HOST)
+
+    # -- room in host memory
+
+    def close_host_state(self, lease: Lease) -> None:
+        lease.close()
+        self.host_states -= 1
+
+    def has_host_room(self, units: int, states: int) -> bool:
+        cap = self.options.host_state_cap
+        return self.host.free >= units and (cap is None or self.host_states + states <= cap)
+
+    def make_host_room(self, units: int, states: int, candidate: Checkpoint) -> bool:
+        """Room for `candidate`: first at the cost of copies of what is on the device, then of what is worth less than
+        it. False when what is there is worth more, or in use.
+        """
+        line, order = self.store.host, self.order(candidate)
+        while not self.has_host_room(units, states):
+            spare, least = line.ready.least(self.now), line.others.least(self.now)
+            if isinstance(spare, Checkpoint) and self.order(spare) > order:
+                victim = spare
+            elif isinstance(least, Checkpoint) and self.order(least) < order:
+                if self.refresh(least):
+                    continue
+                victim = least
+            elif isinstance(spare, Checkpoint):
+                spare.is_refused = True
+                victim = spare
+            else:
+                return False
+            if victim is least:
+                self.stats.evictions[self.host.name, victim.kind] += 1
+            self.drop_host(victim, LossReason.EVICTED_STATE if self.options.has_state else LossReason.EVICTED_KV)
+        return True
+
+    def is_worth_more_than_the_least_in_host(self, checkpoint: Checkpoint) -> bool:
+        least = self.store.host.others.least(self.now)
+        return isinstance(least, Checkpoint) and self.order(least) < self.order(checkpoint)
+
+    def is_anchor_worth_less(self, kind: CheckpointKind) -> bool:
+        """Whether a fresh anchor, which nobody has used yet, would drive out what is worth more."""
+        victim = self.store.slots.first(self.now)
+        if kind is not CheckpointKind.PRIVATE_LONG_ANCHOR or victim is None:
+            return False
+        return not (victim.is_superseded or victim.is_in_host)
