@@ -338,7 +338,7 @@ class ContextCache:
         stats = self.stats
         stats.selections[found.path] += 1
         for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK):
-            stats.reused_tokens[tier] += found.source[tier]
+            stats.reused_from[tier] += found.source[tier]
         stats.computed_tokens += found.prompt_tokens - found.cached_tokens
         stats.achievable_tokens += found.achievable_tokens
         stats.lost_tokens.update(found.lost)

@@ -11,6 +11,7 @@ from cache.context import ContextCache
 from cache.pools import Lease, Pool
 from cache.replicas import Replica
 from cache.tiers import Tiers
+from cache.types import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +147,9 @@ def _check_references(cache: ContextCache) -> list[str]:
     refs: Counter[int] = Counter()
     for tree in cache.tiers.ghosts.trees.values():
         for node in tree.nodes():
-            parent = node.parent
-            if parent is not None:
-                refs[id(parent.page)] += node.page is not None
-                refs[id(parent.host)] += node.host is not None
+            refs[id(node.page)] += 1
+            refs[id(node.host)] += 1
     for c in _residents(cache):
-        refs[id(None if c.device_node is None else c.device_node.page)] += 1
-        refs[id(c.node.host)] += c.is_in_host
         refs[id(c.tail_page)] += 1
         refs[id(c.host_tail)] += 1
     pins: dict[int, Counter[str]] = defaultdict(Counter)
@@ -174,6 +171,28 @@ def _check_references(cache: ContextCache) -> list[str]:
         recorded = {holder.name: count for holder, count in replica.pins.items()}
         if recorded != dict(pins[id(replica)]):
             violations.append(f"{where}: pins on record {recorded}, found {dict(pins[id(replica)])}")
+    return violations + _check_holds(cache)
+
+
+def _check_holds(cache: ContextCache) -> list[str]:
+    """Each node has a replica in a tier exactly as long as a child has one or a checkpoint resides there."""
+    holds: Counter[tuple[int, Tier]] = Counter()
+    nodes = [node for tree in cache.tiers.ghosts.trees.values() for node in tree.nodes()]
+    for node in nodes:
+        if node.parent is not None:
+            holds[id(node.parent), Tier.DEVICE] += node.page is not None
+            holds[id(node.parent), Tier.HOST] += node.host is not None
+    for c in _residents(cache):
+        holds[id(c.device_node), Tier.DEVICE] += 1
+        holds[id(c.node), Tier.HOST] += c.is_in_host
+    violations: list[str] = []
+    for node in nodes:
+        for tier, replica in ((Tier.DEVICE, node.page), (Tier.HOST, node.host)):
+            found = holds[id(node), tier]
+            if node.holds(tier) != found or (replica is not None) is not (found > 0):
+                violations.append(
+                    f"a node at depth {node.depth} on {tier}: {node.holds(tier)} holds on record, {found} found"
+                )
     return violations
 
 

@@ -14,7 +14,7 @@ class CacheStats:
 
     selections: Counter[str] = field(default_factory=Counter)
     """Admitted requests by reuse path."""
-    reused_tokens: Counter[Tier] = field(default_factory=Counter)
+    reused_from: Counter[Tier] = field(default_factory=Counter)
     """Prompt tokens that admitted requests did not have to compute, by where they came from."""
     computed_tokens: int = 0
     """Prompt tokens that admitted requests had to compute."""
@@ -43,3 +43,8 @@ class CacheStats:
     """What audits found, all told."""
     orphans_reclaimed: Counter[str] = field(default_factory=Counter)
     """Units that nobody held any more, by pool, given back by audits."""
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that admitted requests did not have to compute."""
+        return self.reused_from.total()

@@ -21,11 +21,23 @@ Tokens = tuple[int, ...]
 class Node:
     """A full page below its parent; the root has no page. Mutable: only the engine loop's task may touch it.
 
-    In each tier the nodes with a replica reach up to the root without a gap: a replica has one reference for each child
-    with one and for each checkpoint that resides here.
+    In each tier the nodes with a replica reach up to the root without a gap: a node keeps its replica as long as a
+    child has one, or a checkpoint resides here.
     """
 
-    __slots__ = ("checkpoints", "children", "depth", "ghost_keys", "host", "key", "keys", "page", "parent")
+    __slots__ = (
+        "checkpoints",
+        "children",
+        "depth",
+        "ghost_keys",
+        "host",
+        "host_holds",
+        "key",
+        "keys",
+        "page",
+        "page_holds",
+        "parent",
+    )
 
     def __init__(self, parent: Node | None, key: Tokens) -> None:
         self.parent = parent
@@ -33,6 +45,9 @@ class Node:
         self.page: Replica | None = None
         """On the device."""
         self.host: Replica | None = None
+        self.page_holds = 0
+        """Children with a page on the device, and checkpoints that reside there down to here."""
+        self.host_holds = 0
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[Tokens, Node] = {}
         self.checkpoints: dict[Tokens, Checkpoint] = {}
@@ -55,6 +70,17 @@ class Node:
     def copy(self) -> Replica | None:
         """The nearest replica."""
         return self.page if self.page is not None else self.host
+
+    def holds(self, tier: Tier) -> int:
+        return self.page_holds if tier is Tier.DEVICE else self.host_holds
+
+    def add_hold(self, tier: Tier, change: int) -> int:
+        """Returns how many there are then."""
+        if tier is Tier.DEVICE:
+            self.page_holds += change
+        else:
+            self.host_holds += change
+        return self.holds(tier)
 
     def path(self) -> list[Node]:
         """The nodes from below the root down to this one."""
@@ -187,9 +213,7 @@ class PrefixTree:
         """Add one reference to the node's replica in `tier`; where there is none, it and its ancestors take theirs from
         `replicas`, which are in the order of the path."""
         while node.parent is not None:
-            found = node.page if tier is Tier.DEVICE else node.host
-            if found is not None:
-                found.ref()
+            if node.add_hold(tier, 1) > 1:
                 return
             replica = replicas[node.depth - 1]
             replica.ref()
@@ -203,9 +227,9 @@ class PrefixTree:
             replica = node.page if tier is Tier.DEVICE else node.host
             if replica is None:
                 raise ValueError(f"a node at depth {node.depth} has no replica on {tier} to let go of")
-            replica.unref()
-            if replica.cached_refs:
+            if node.add_hold(tier, -1):
                 break
+            replica.unref()
             self._change(node, tier, None)
             node = node.parent
         self._prune(lowest)

@@ -328,10 +328,10 @@ class Scheduler:
         copies before it writes anything, so that a turn may even be captured where the one before it lies."""
         copies: list[Copy] = []
         for sequence in sequences:
-            if sequence.held.is_restoring:
-                copies += sequence.held.restore
+            if sequence.held.is_resuming:
+                copies += sequence.held.resume
                 self._restoring.append(sequence)
-                self.cache.confirm_restore(sequence.held)
+                self.cache.confirm_resume(sequence.held)
                 self._changes += 1
         return tuple(copies)
 

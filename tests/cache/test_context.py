@@ -37,7 +37,7 @@ def serve(cache, name, tokens, wanted=(), output=(), namespace="n", finish=True)
     match = cache.match(name, namespace, tuple(tokens))
     lease = cache.admit(match, len(tokens) + len(output) + 1, list(wanted), tick())
     assert lease is not None
-    cache.confirm_restore(lease)
+    cache.confirm_resume(lease)
     for frontier in list(lease.wanted):
         ticket = cache.capture(lease, frontier)
         if isinstance(ticket, CaptureTicket):
@@ -75,7 +75,7 @@ def test_a_resumed_partial_page_is_copied_before_it_is_written():
     serve(cache, "r1", range(8), closure(6), finish=False)
     match = cache.match("r2", "n", tuple(range(9)))
     lease = cache.admit(match, 10, [], tick())
-    page_copy, state_copy = lease.restore
+    page_copy, state_copy = lease.resume
     assert page_copy.what is CopyObject.KV_PAGE
     assert page_copy.destination.unit == lease.page_units[1] != page_copy.source.unit
     assert state_copy.what is CopyObject.STATE
@@ -142,7 +142,7 @@ def test_only_one_of_two_equal_captures_is_kept():
     tickets = [cache.capture(lease, Frontier(8, CLOSURE)) for lease in leases]
     for ticket in tickets:
         cache.publish(ticket, tick())
-    assert len(cache.retention.store) == 1
+    assert len(cache.tiers.store) == 1
     assert cache.stats.publish_skipped[SkipReason.ALREADY_CACHED] == 1
     assert check(cache) == []
 
@@ -224,8 +224,8 @@ def test_lost_tokens_and_reused_ones_add_up_to_the_last_frontier():
     serve(cache, "r1", range(24), closure(22), finish=False)
     match = cache.match("r2", "n", (*range(12), *range(50, 60)))
     report = cache.report(match, closure(20))
-    assert (report.cached_tokens, report.achievable_tokens) == (0, 12)
-    assert report.lost == {"no_checkpoint": 12, "cold": 8}
+    assert (report.cached_tokens, report.achievable_tokens) == (0, 0)
+    assert (report.lost, report.diverged_at) == ({"no_checkpoint": 12, "diverged": 8}, 12)
 
 
 def test_chats_that_take_turns_keep_their_newest_and_not_its_ancestors():

@@ -19,9 +19,10 @@ from hypothesis.stateful import (
 )
 
 from cache.context import ContextCache
+from cache.demotion import Demotion
 from cache.leases import CaptureTicket, RequestLease
-from cache.ledger import check
-from cache.types import CacheOptions, CheckpointKind, Frontier
+from cache.ledger import audit, check
+from cache.types import CacheOptions, CheckpointKind, Frontier, Tier
 
 sys.path.insert(0, str(Path(__file__).parent))
 from device_model import Device
@@ -51,14 +52,46 @@ class CacheMachine(RuleBasedStateMachine):
         spare_slots=st.integers(0, 4),
         has_state=st.booleans(),
         collide=st.booleans(),
+        host_units=st.sampled_from([0, 3, 8, 20, 60]),
+        units_per_state=st.integers(1, 3),
+        host_state_cap=st.sampled_from([None, None, 0, 1, 2]),
+        demote_ahead=st.sampled_from([None, 0, 1, 3]),
+        ghost_nodes=st.sampled_from([None, 0, 2, 10]),
     )
-    def start(self, page_size, kv_pages, max_running, spare_slots, has_state, collide):
+    def start(
+        self,
+        page_size,
+        kv_pages,
+        max_running,
+        spare_slots,
+        has_state,
+        collide,
+        host_units,
+        units_per_state,
+        host_state_cap,
+        demote_ahead,
+        ghost_nodes,
+    ):
         self.max_running = max_running
         self.token = Collision if collide else int
         slots = max_running + spare_slots if has_state else 0
-        self.cache = ContextCache(CacheOptions(page_size, kv_pages, slots, has_state))
+        options = CacheOptions(
+            page_size,
+            kv_pages,
+            slots,
+            has_state,
+            host_units=host_units,
+            host_units_per_state=units_per_state,
+            host_state_cap=host_state_cap,
+            page_bytes=10,
+            state_bytes=25,
+            demote_ahead=demote_ahead,
+            ghost_nodes=ghost_nodes,
+        )
+        self.cache = ContextCache(options)
         self.device = Device(self.cache)
         self.running: dict[str, Running] = {}
+        self.demotions: list[Demotion] = []
         self.history: list[tuple[int, ...]] = []
         self.now = 0.0
         self.count = 0
@@ -97,16 +130,24 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.release(match)
             return
         lease = self.cache.admit(match, len(tokens) + 1, wanted, self.tick())
+        if lease is None and self.demotions:
+            for demotion in self.demotions:
+                self.cache.cancel_demotion(demotion)
+            self.demotions.clear()
+            lease = self.cache.admit(self.cache.match(name, namespace, tokens), len(tokens) + 1, wanted, self.tick())
         if lease is None and not self.running and self.cache.fits_alone(len(tokens) + 1):
             match = self.cache.miss(name, namespace, tokens)
             lease = self.cache.admit(match, len(tokens) + 1, wanted, self.tick())
             assert lease is not None, "alone, a request that fits must get in"
         if lease is None:
             return
-        assert lease.cached_tokens == match.cached_tokens
+        assert lease.report.cached_tokens == lease.cached_tokens
+        assert sum(lease.report.source.values()) == lease.cached_tokens
         self.running[name] = Running(lease, tokens)
         if to_the_end:
             run = self.running[name]
+            if not self.restore(name, "whole"):
+                return
             while run.computed < len(tokens):
                 self.advance(run, 8, publish=True)
             self.cache.finish(self.running.pop(name).lease, tokens, len(tokens), self.tick())
@@ -117,8 +158,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.advance(self.running[data.draw(st.sampled_from(sorted(self.running)))], size, publish)
 
     def advance(self, run, size, publish):
-        if run.lease.is_restoring or run.computed == 0:
-            self.device.restore(run.lease)
+        if run.lease.is_restoring:
+            return
+        if run.lease.is_resuming or run.computed == 0:
+            self.device.resume(run.lease)
         if run.computed == len(run.tokens):
             return
         wanted = [f for f in run.lease.wanted if f.tokens > run.computed]
@@ -137,11 +180,73 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cache.discard(ticket)
                 self.cache.discard(ticket)
 
+    @precondition(lambda self: any(run.lease.is_restoring for run in self.running.values()))
+    @rule(data=st.data(), ending=st.sampled_from(["whole", "whole", "half", "failed"]))
+    def restore_one(self, data, ending):
+        waiting = sorted(name for name, run in self.running.items() if run.lease.is_restoring)
+        self.restore(data.draw(st.sampled_from(waiting)), ending)
+
+    def restore(self, name, ending) -> bool:
+        """Whether the request goes on."""
+        run = self.running[name]
+        if not run.lease.is_restoring:
+            return True
+        if ending == "whole":
+            self.device.run(run.lease.restore)
+            self.cache.confirm_restore(run.lease, self.tick())
+            return True
+        self.device.spoil(run.lease.restore[:1] if ending == "half" else run.lease.restore)
+        for _ in range(2):
+            self.cache.fail_restore(run.lease, self.tick())
+        del self.running[name]
+        return False
+
+    @rule(most_bytes=st.sampled_from([0, 1, 40, 1000]))
+    def demote(self, most_bytes):
+        self.demotions += self.cache.plan_demotions(self.tick(), most_bytes)
+
+    @precondition(lambda self: self.demotions)
+    @rule(ending=st.sampled_from(["copied", "copied", "copied", "failed"]), twice=st.booleans())
+    def end_a_demotion(self, ending, twice):
+        demotion = self.demotions.pop(0)
+        if ending == "copied":
+            self.device.run(demotion.copies)
+        else:
+            self.device.spoil(demotion.copies)
+        for _ in range(1 + twice):
+            if ending == "copied":
+                self.cache.confirm_demotion(demotion, self.tick())
+            self.cache.cancel_demotion(demotion) if ending == "failed" or twice else None
+
+    @rule(restore_bytes=st.sampled_from([1, 10, 1000]), tokens=st.sampled_from([1, 100]))
+    def measure(self, restore_bytes, tokens):
+        self.cache.costs.saw_restore(restore_bytes, 1.0, self.now)
+        self.cache.costs.saw_prefill(tokens, 1.0, self.now)
+
+    @rule(fault=st.sampled_from([None, None, "refuse_publish", "drop_state"]))
+    def switch_faults(self, fault):
+        self.cache.faults.switch([fault] if fault else [])
+
+    @precondition(lambda self: self.cache.host.capacity)
+    @rule()
+    def leak_and_heal(self):
+        """While host states leak the books are wrong; an audit mends them."""
+        self.cache.faults.switch(["leak_host_state"])
+        self.cache.reset([Tier.HOST])
+        self.cache.faults.switch([])
+        report = audit(self.cache)
+        assert report.remaining == ()
+        assert audit(self.cache).violations == ()
+
     @precondition(lambda self: self.running)
     @rule(data=st.data(), token=st.integers(0, 2))
     def generate(self, data, token):
         run = self.running[data.draw(st.sampled_from(sorted(self.running)))]
-        if run.computed < len(run.tokens) or not self.cache.grow(run.lease, len(run.tokens) + 2):
+        if (
+            run.lease.is_restoring
+            or run.computed < len(run.tokens)
+            or not self.cache.grow(run.lease, len(run.tokens) + 2)
+        ):
             return
         run.tokens = (*run.tokens, self.token(token))
         self.device.compute(run.lease, run.tokens, run.computed, run.computed + 1)
@@ -155,7 +260,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.history.append(run.tokens)
         close = self.cache.finish if ending == "finish" else self.cache.abort
         for _ in range(1 + twice):
-            close(run.lease, run.tokens, 0 if ending == "fault" else run.computed, self.tick())
+            computed = 0 if ending == "fault" or run.lease.is_restoring else run.computed
+            close(run.lease, run.tokens, computed, self.tick())
             if ending == "fault":
                 self.cache.distrust(run.lease)
 
@@ -164,15 +270,14 @@ class CacheMachine(RuleBasedStateMachine):
     def leave_in_the_middle_of_a_capture(self, data):
         name = data.draw(st.sampled_from(sorted(self.running)))
         run = self.running[name]
-        if run.computed < len(run.tokens) - 1:
+        if run.computed < len(run.tokens) - 1 and not run.lease.is_restoring:
             self.advance(run, 100, publish=True)
             self.cache.capture(run.lease, Frontier(len(run.tokens) - 1, CheckpointKind.PRIVATE_LONG_ANCHOR))
             self.cache.abort(self.running.pop(name).lease, run.tokens, run.computed, self.tick())
 
-    @precondition(lambda self: hasattr(self, "cache"))
-    @rule()
-    def reset(self):
-        self.cache.reset()
+    @rule(tiers=st.sets(st.sampled_from([Tier.DEVICE, Tier.HOST])))
+    def reset(self, tiers):
+        self.cache.reset(tiers)
 
     @invariant()
     def nothing_leaks(self):
@@ -185,13 +290,15 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         for run in self.running.values():
-            self.cache.abort(run.lease, run.tokens, run.computed, self.tick())
-        assert self.cache.pages.counts().pinned == 0
-        assert self.cache.slots.counts().pinned == self.cache.slots.counts().in_flight == 0
+            computed = 0 if run.lease.is_restoring else run.computed
+            self.cache.abort(run.lease, run.tokens, computed, self.tick())
+        for demotion in self.demotions:
+            self.cache.cancel_demotion(demotion)
+        pools = (self.cache.pages, self.cache.slots, self.cache.host)
+        assert all(pool.counts().pinned == pool.counts().in_flight == 0 for pool in pools)
         self.cache.reset()
-        assert self.cache.pages.free == self.cache.pages.capacity
-        assert self.cache.slots.free == self.cache.slots.capacity
-        assert not self.cache.retention.trees
+        assert all(pool.free == pool.capacity for pool in pools)
+        assert not self.cache.tiers.ghosts.trees
 
 
 @pytest.mark.parametrize("histories", [HISTORIES])

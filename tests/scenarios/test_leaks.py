@@ -185,7 +185,7 @@ async def test_s29_references_are_never_negative_and_two_audits_agree_at_every_s
         def audit(_runner, _plan):
             pages = [page for lease in scheduler.cache.leases for page in lease.pages]
             least = min(min(page.cached_refs, *page.pins.values()) for page in pages)
-            pins = min((checkpoint.pins for checkpoint in scheduler.cache.retention.store), default=0)
+            pins = min((checkpoint.pins for checkpoint in scheduler.cache.tiers.store), default=0)
             audits.append((min(least, pins), check(scheduler.cache), check(scheduler.cache)))
 
         steps.before = audit
