@@ -98,8 +98,8 @@ class Checkpoint:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may leave the device at once: host memory has it, or does not want it."""
-        return self.is_in_host or self.is_refused
+        """Whether it may leave the device at once: host memory has it or does not want it, or a part has left."""
+        return self.is_in_host or self.is_refused or not self.is_whole_on_device
 
     @property
     def is_live(self) -> bool:

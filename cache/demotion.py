@@ -109,7 +109,7 @@ class Demotions:
     def _next_in(self, line: Line, is_short: bool) -> Checkpoint | None:
         tiers = self._tiers
         ready = line.ready.least(tiers.now)
-        if isinstance(ready, Checkpoint) and ready.is_refused and not ready.is_in_host:
+        if isinstance(ready, Checkpoint) and ready.is_refused and ready.is_whole_on_device and not ready.is_in_host:
             fits = tiers.has_host_room(self._units_of(ready), self._states_of(ready))
             if fits or tiers.is_worth_more_than_the_least_in_host(ready):
                 ready.is_refused = False

@@ -47,16 +47,18 @@ class Running:
 class CacheMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 2, 4]),
-        kv_pages=st.integers(6, 60),
+        kv_pages=st.integers(6, 60) | st.integers(14, 30),
         max_running=st.integers(1, 3),
         spare_slots=st.integers(0, 4),
         has_state=st.booleans(),
         collide=st.booleans(),
-        host_units=st.sampled_from([0, 3, 8, 20, 60]),
+        host_units=st.sampled_from([0, 6, 30, 60, 100]),
         units_per_state=st.integers(1, 3),
-        host_state_cap=st.sampled_from([None, None, 0, 1, 2]),
+        host_state_cap=st.sampled_from([None, None, None, None, 0, 1, 3]),
         demote_ahead=st.sampled_from([None, 0, 1, 3]),
         ghost_nodes=st.sampled_from([None, 0, 2, 10]),
+        demotes_at_once=st.sampled_from([True, True, False]),
+        conversations=st.integers(0, 8) | st.just(8),
     )
     def start(
         self,
@@ -71,6 +73,8 @@ class CacheMachine(RuleBasedStateMachine):
         host_state_cap,
         demote_ahead,
         ghost_nodes,
+        demotes_at_once,
+        conversations,
     ):
         self.max_running = max_running
         self.token = Collision if collide else int
@@ -95,6 +99,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.history: list[tuple[int, ...]] = []
         self.now = 0.0
         self.count = 0
+        self.demotes_at_once = demotes_at_once
+        for number in range(conversations):
+            self.converse(tuple(self.token(t) for t in (number % 3, number, 1, 2, number)))
 
     def tick(self) -> float:
         self.now += 1.0
@@ -105,7 +112,7 @@ class CacheMachine(RuleBasedStateMachine):
         fresh=st.lists(st.integers(0, 2), min_size=1, max_size=8),
         keep=st.sampled_from([100, 100, 100, 0, 3, 5, 8, 13]),
         namespace=st.sampled_from(["a", "a", "a", "b"]),
-        to_the_end=st.booleans(),
+        to_the_end=st.sampled_from([True, True, False]),
     )
     def arrive(self, data, fresh, keep, namespace, to_the_end):
         if len(self.running) >= self.max_running:
@@ -145,12 +152,41 @@ class CacheMachine(RuleBasedStateMachine):
         assert sum(lease.report.source.values()) == lease.cached_tokens
         self.running[name] = Running(lease, tokens)
         if to_the_end:
-            run = self.running[name]
-            if not self.restore(name, "whole"):
-                return
-            while run.computed < len(tokens):
-                self.advance(run, 8, publish=True)
-            self.cache.finish(self.running.pop(name).lease, tokens, len(tokens), self.tick())
+            self.serve(name)
+
+    def converse(self, tokens, copying="whole"):
+        """One request from its arrival to its end, and the demotions after it where they run at once."""
+        self.history.append(tokens)
+        self.count += 1
+        name = f"r{self.count}"
+        wanted = [Frontier(len(tokens) - 1, CheckpointKind.PRIVATE_TURN_CLOSURE)]
+        lease = self.cache.admit(self.cache.match(name, "a", tokens), len(tokens) + 1, wanted, self.tick())
+        if lease is not None:
+            self.running[name] = Running(lease, tokens)
+            self.serve(name, copying)
+
+    def serve(self, name, copying="whole"):
+        if not self.restore(name, copying):
+            return
+        run = self.running[name]
+        while run.computed < len(run.tokens):
+            self.advance(run, 8, publish=True)
+        self.cache.finish(self.running.pop(name).lease, run.tokens, run.computed, self.tick())
+        if self.demotes_at_once:
+            self.demote(1000)
+            while self.demotions:
+                self.end_a_demotion("copied", twice=False)
+
+    @precondition(lambda self: len(self.running) < self.max_running and self.history)
+    @rule(
+        data=st.data(),
+        fresh=st.lists(st.integers(0, 2), max_size=3),
+        copying=st.sampled_from([*["whole"] * 6, "half", "failed"]),
+    )
+    def talk_on(self, data, fresh, copying):
+        """An old conversation comes back."""
+        base = data.draw(st.sampled_from(self.history[-12:]))
+        self.converse((*base[: 40 - len(fresh)], *(self.token(t) for t in fresh)), copying)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), size=st.integers(1, 6), publish=st.booleans())
@@ -201,12 +237,18 @@ class CacheMachine(RuleBasedStateMachine):
         del self.running[name]
         return False
 
-    @rule(most_bytes=st.sampled_from([0, 1, 40, 1000]))
+    @rule(most_bytes=st.sampled_from([0, 1, 40, 1000, 1000]))
+    def demote_some(self, most_bytes):
+        self.demote(most_bytes)
+
     def demote(self, most_bytes):
         self.demotions += self.cache.plan_demotions(self.tick(), most_bytes)
 
     @precondition(lambda self: self.demotions)
     @rule(ending=st.sampled_from(["copied", "copied", "copied", "failed"]), twice=st.booleans())
+    def end_one(self, ending, twice):
+        self.end_a_demotion(ending, twice)
+
     def end_a_demotion(self, ending, twice):
         demotion = self.demotions.pop(0)
         if ending == "copied":
@@ -218,19 +260,21 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cache.confirm_demotion(demotion, self.tick())
             self.cache.cancel_demotion(demotion) if ending == "failed" or twice else None
 
-    @rule(restore_bytes=st.sampled_from([1, 10, 1000]), tokens=st.sampled_from([1, 100]))
+    @rule(restore_bytes=st.sampled_from([1, 1000, 1000, 1000]), tokens=st.sampled_from([1, 1, 1, 100]))
     def measure(self, restore_bytes, tokens):
         self.cache.costs.saw_restore(restore_bytes, 1.0, self.now)
         self.cache.costs.saw_prefill(tokens, 1.0, self.now)
 
-    @rule(fault=st.sampled_from([None, None, "refuse_publish", "drop_state"]))
+    @rule(fault=st.sampled_from([None] * 9 + ["refuse_publish", "drop_state"]))
     def switch_faults(self, fault):
         self.cache.faults.switch([fault] if fault else [])
 
     @precondition(lambda self: self.cache.host.capacity)
-    @rule()
-    def leak_and_heal(self):
+    @rule(rarely=st.integers(0, 7))
+    def leak_and_heal(self, rarely):
         """While host states leak the books are wrong; an audit mends them."""
+        if rarely:
+            return
         self.cache.faults.switch(["leak_host_state"])
         self.cache.reset([Tier.HOST])
         self.cache.faults.switch([])
@@ -275,8 +319,10 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.capture(run.lease, Frontier(len(run.tokens) - 1, CheckpointKind.PRIVATE_LONG_ANCHOR))
             self.cache.abort(self.running.pop(name).lease, run.tokens, run.computed, self.tick())
 
-    @rule(tiers=st.sets(st.sampled_from([Tier.DEVICE, Tier.HOST])))
-    def reset(self, tiers):
+    @rule(tiers=st.sets(st.sampled_from([Tier.DEVICE, Tier.HOST])), rarely=st.integers(0, 7))
+    def reset(self, tiers, rarely):
+        if rarely:
+            return
         self.cache.reset(tiers)
 
     @invariant()
