@@ -25,7 +25,7 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import SequenceState
 from engine.snapshot import EngineSnapshot, EngineStatus
-from engine.storage import allocate_state
+from engine.storage import Storage, allocate_state
 from engine.stream import Generation
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -115,7 +115,7 @@ class Engine:
             tokenizer=tokenizer.limited_to(memory.max_context_tokens),
             chat_template=chat_template,
             memory=memory,
-            runner=Runner(model, kernels, state, memory.page_size),
+            runner=Runner(model, kernels, Storage(state), memory.page_size),
             model_folder=folder,
         )
 
