@@ -16,7 +16,7 @@ from engine.errors import EngineUnavailableError, InsufficientMemoryError, Reque
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
-from engine.memory import MemoryPlan, available_memory_bytes, plan_memory
+from engine.memory import MemoryPlan, available_memory_bytes, plan_memory, system_ram
 from engine.models.config import ModelConfig
 from engine.models.registry import load_model, read_config
 from engine.options import EngineOptions
@@ -25,7 +25,7 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import SequenceState
 from engine.snapshot import EngineSnapshot, EngineStatus
-from engine.storage import Storage, allocate_state
+from engine.storage import Storage, allocate_host_memory, allocate_state
 from engine.stream import Generation
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -94,11 +94,15 @@ class Engine:
         element_bytes = kernels.dtype.itemsize
         device_type = kernels.device.type
         room = available_memory_bytes(kernels.device) - _checkpoint_bytes(folder)
-        plan_memory(config, options, max(room, 0), element_bytes=element_bytes, device_type=device_type)
+        plan_memory(
+            config, options, max(room, 0), element_bytes=element_bytes, device_type=device_type, ram=system_ram()
+        )
         with _telling_of_memory("what else uses memory here", _checkpoint_bytes(folder), "the weights' checkpoint"):
             model = load_model(folder, kernels)
         room = available_memory_bytes(kernels.device)
-        memory = plan_memory(config, options, room, element_bytes=element_bytes, device_type=device_type)
+        memory = plan_memory(
+            config, options, room, element_bytes=element_bytes, device_type=device_type, ram=system_ram()
+        )
         logger.info(memory.describe())
         with _telling_of_memory("--kv-cache-mib", memory.kv_bytes + memory.state_bytes, "the KV cache with the states"):
             state = allocate_state(
@@ -109,13 +113,15 @@ class Engine:
                 dtype=kernels.dtype,
                 device=kernels.device,
             )
+        with _telling_of_memory("--host-cache-mib", memory.host_bytes, "the host cache"):
+            host = allocate_host_memory(memory.host_units, memory.host_unit_bytes, kernels.device)
         return cls(
             config=config,
             options=options,
             tokenizer=tokenizer.limited_to(memory.max_context_tokens),
             chat_template=chat_template,
             memory=memory,
-            runner=Runner(model, kernels, Storage(state), memory.page_size),
+            runner=Runner(model, kernels, Storage(state, host), memory.page_size),
             model_folder=folder,
         )
 
