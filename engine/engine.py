@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from cache import CacheOptions, CacheStats, ContextCache
+from cache import CacheOptions, CacheStats, ContextCache, Tier
+from engine.administration import AuditResult, TierReset, audit_cache, reset_cache
 from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
+from engine.faults import Fault
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
@@ -45,6 +49,8 @@ __all__ = [
     "Usage",
 ]
 
+Result = TypeVar("Result")
+
 logger = logging.getLogger("dalsegno.engine")
 
 
@@ -75,6 +81,8 @@ class Engine:
         """Tokens of a KV page."""
         self.backend_name = runner.backend_name
         self.model_folder = model_folder
+        self.faults: frozenset[Fault] = frozenset()
+        """Those of a fire drill that are switched on."""
         self._status = EngineStatus.STARTING
         self._cache_stats = CacheStats()
         self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer)
@@ -187,6 +195,23 @@ class Engine:
         """Violations of the ledger, one line each; empty when every unit is accounted for."""
         return self._loop.scheduler.check()
 
+    async def reset_cache(self, tiers: Collection[Tier]) -> dict[Tier, TierReset]:
+        """Forget what is remembered in these tiers, but for what is in use. Raises EngineUnavailableError when the
+        engine has stopped."""
+        return await self._between_steps(partial(reset_cache, tiers=tiers))
+
+    async def audit_cache(self) -> AuditResult:
+        """Like `check`, while requests run. Raises EngineUnavailableError when the engine has stopped."""
+        return await self._between_steps(audit_cache)
+
+    async def set_faults(self, faults: frozenset[Fault]) -> None:
+        """Switch on these faults and no other. Raises EngineUnavailableError when the engine has stopped."""
+
+        def switch(_scheduler: Scheduler) -> None:
+            self.faults = faults
+
+        await self._between_steps(switch)
+
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests and wait until the accepted ones are done; False when the time ran out first."""
         if self._status is EngineStatus.RUNNING:
@@ -204,6 +229,11 @@ class Engine:
             return
         self._status = EngineStatus.STOPPED
         await self._loop.stop(self._task)
+
+    async def _between_steps(self, work: Callable[[Scheduler], Result]) -> Result:
+        if self._task is None or self.status is EngineStatus.STOPPED:
+            raise EngineUnavailableError("the engine does not run")
+        return await self._loop.between_steps(work)
 
     def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
         last = self.config.vocab_size - 1
