@@ -14,22 +14,10 @@ from prometheus_client.registry import Collector
 
 from engine.request import Delta
 from engine.snapshot import EngineSnapshot, StepKind
+from ops.outcome import Outcome
 
 _PREFIX = "dalsegno"
 _LATENCY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-
-
-class Outcome(StrEnum):
-    """How a request to the door ended."""
-
-    OK = "ok"
-    BAD_REQUEST = "bad_request"
-    OVERLOADED = "overloaded"
-    """429: the queue was full."""
-    CANCELLED = "cancelled"
-    """The client left."""
-    ERROR = "error"
-    """The daemon failed, or was not there; a stream that ended in an error event as well."""
 
 
 class Reuse(StrEnum):
@@ -79,9 +67,9 @@ class Metrics:
         info.info({"model": model, "architecture": architecture, "backend": backend})
         self._registry.register(_EngineCollector(snapshot))
 
-    def request_ended(self, endpoint: str, status: int, seconds: float, *, has_failed: bool) -> None:
-        """Count a request, unless its endpoint is not counted. `has_failed`: its stream ended in an error event."""
-        series = self._series.get((endpoint, outcome_of(status, has_failed)))
+    def request_ended(self, endpoint: str, outcome: Outcome, seconds: float) -> None:
+        """Count a request, unless its endpoint is not counted."""
+        series = self._series.get((endpoint, outcome))
         if series is not None:
             series.inc()
             self._duration.observe(seconds)
@@ -153,17 +141,6 @@ class _EngineCollector(Collector):
         for kind in StepKind:
             steps.add_metric([kind.value], now.steps_of_kind[kind], now.step_seconds_of_kind[kind])
         yield steps
-
-
-def outcome_of(status: int, has_failed: bool) -> Outcome:
-    """From the HTTP status; 499 is a client that left."""
-    if has_failed or status >= 500 or status == 0:
-        return Outcome.ERROR
-    if status == 499:
-        return Outcome.CANCELLED
-    if status == 429:
-        return Outcome.OVERLOADED
-    return Outcome.BAD_REQUEST if status >= 400 else Outcome.OK
 
 
 def _histogram(name: str, meaning: str, registry: CollectorRegistry) -> Histogram:

@@ -46,8 +46,8 @@ async def create_chat_completion(request: Request) -> Response:
     answer_id = new_answer_id("chatcmpl")
     generations = await submit_all(engine, [prompt], sampling, wanted.choices_per_prompt, answer_id, "messages")
     answers = [
-        pieces(generation, starts_in_reasoning=prompt.opens_reasoning, watch=daemon.metrics.new_generation())
-        for generation in generations
+        pieces(generation, starts_in_reasoning=prompt.opens_reasoning, watch=watch)
+        for generation, watch in zip(generations, daemon.watch(request.scope, generations), strict=True)
     ]
     return await respond(request, wanted, answers, _ChatWriter(answer_id, daemon.model_id, engine.tokenizer))
 

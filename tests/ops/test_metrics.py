@@ -7,6 +7,7 @@ from cache import PoolCounts
 from engine.request import Delta, FinishReason, Timings, Usage
 from engine.snapshot import EngineSnapshot, EngineStatus, StepKind
 from ops.metrics import Metrics
+from ops.outcome import outcome_of
 
 CHAT = "/v1/chat/completions"
 
@@ -69,8 +70,8 @@ def test_every_series_is_there_at_zero_before_the_first_request(metrics):
     ],
 )
 def test_a_request_counts_once_under_its_outcome(metrics, status, has_failed, outcome):
-    metrics.request_ended(CHAT, status, 0.5, has_failed=has_failed)
-    metrics.request_ended("/elsewhere", status, 0.5, has_failed=has_failed)
+    for endpoint in (CHAT, "/elsewhere"):
+        metrics.request_ended(endpoint, outcome_of(status, has_failed), 0.5)
     counted = {key: value for key, value in read(metrics).items() if key[0] == "dalsegno_requests_total" and value}
     assert counted == {("dalsegno_requests_total", CHAT, outcome): 1}
     assert read(metrics)["dalsegno_request_duration_seconds_sum",] == 0.5
