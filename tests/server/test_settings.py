@@ -160,3 +160,17 @@ def test_keys_are_never_shown(tmp_path):
 )
 def test_reuse_is_on_unless_it_is_switched_off(tmp_path, sources, kept):
     assert engine_options(resolve_sources(tmp_path, **sources).settings).prefix_reuse is kept
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "option", "expected"),
+    [
+        ("cache.self_heal", "false", "self_heal", False),
+        ("cache.host_cache_mib", "0", "host_cache_mib", 0),
+        ("cache.host_cache_mib", "auto", "host_cache_mib", None),
+        ("cache.host_state_slots", "7", "host_state_slots", 7),
+        ("cache.host_state_slots", "none", "host_state_slots", None),
+    ],
+)
+def test_what_is_kept_in_host_memory_reaches_the_engine(name, given, option, expected):
+    assert getattr(engine_options(resolve({name: given}, environ={}).settings), option) == expected
