@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError
+from server.isolation import KEY_NUMBER
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
 """Probes and documentation need no key."""
@@ -95,10 +96,13 @@ class RequestBoundary:
         if path in OPEN_PATHS:
             return
         if not path.startswith(ADMIN_PREFIX):
-            if self._keys and not _holds_one_of(headers, self._keys):
-                raise _key_needed("API")
+            if self._keys:
+                number = _key_number(headers, self._keys)
+                if number is None:
+                    raise _key_needed("API")
+                scope["state"][KEY_NUMBER] = number
         elif self._admin_keys:
-            if not _holds_one_of(headers, self._admin_keys):
+            if _key_number(headers, self._admin_keys) is None:
                 raise _key_needed("admin")
         elif not _is_loopback(scope.get("client")):
             raise ApiError(
@@ -107,12 +111,12 @@ class RequestBoundary:
             )
 
 
-def _holds_one_of(headers: Headers, keys: Sequence[bytes]) -> bool:
-    """In a time that does not tell how much of a key was right."""
+def _key_number(headers: Headers, keys: Sequence[bytes]) -> int | None:
+    """Which of the keys was sent, if any; in a time that does not tell how much of one was right."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in keys]
-    return any(matches)
+    return matches.index(True) if any(matches) else None
 
 
 def _key_needed(kind: str) -> ApiError:

@@ -159,6 +159,11 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
             f"cache.kv_pages ({origins['cache.kv_pages']}) and cache.kv_cache_mib ({origins['cache.kv_cache_mib']}) "
             "both size the same memory; give one of the two"
         )
+    if settings.cache.cache_isolation == "key" and not settings.server.api_keys:
+        raise ConfigurationError(
+            f"cache.cache_isolation is key ({origins['cache.cache_isolation']}), but server.api_keys has none, so all "
+            "clients would share; give keys, or leave the isolation shared"
+        )
     if settings.server.admin_key in settings.server.api_keys:
         raise ConfigurationError(
             f"server.admin_key ({origins['server.admin_key']}) is one of server.api_keys; "

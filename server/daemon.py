@@ -18,6 +18,7 @@ from ops.outcome import outcome_of
 from ops.requests import RecentRequests
 from server.drill import NO_DRILL, FireDrill
 from server.errors import ApiError
+from server.isolation import Isolation
 from server.sampling import SamplingDefaults
 from server.settings import Auto, Settings
 from server.version import package_version
@@ -41,6 +42,7 @@ class Daemon:
         self.sampling_defaults = SamplingDefaults()
         self.metrics = Metrics(package_version(), METERED_PATHS)
         self.requests = RecentRequests()
+        self.isolation = Isolation(is_by_key=settings.cache.cache_isolation == "key")
         self._engine: Engine | None = None
 
     async def start(self) -> Engine:

@@ -105,6 +105,9 @@ class CacheSettings(Section):
         "an integer, 1 or more, or none",
     )
     prefix_reuse: bool = _key(True, "remember prompts between requests", "true or false", flag="--no-prefix-reuse")
+    cache_isolation: Literal["shared", "key"] = _key(
+        "shared", "who shares what is remembered: all clients, or those with the same API key", "shared or key"
+    )
     self_heal: bool = _key(
         True, "give back what an audit finds that nobody holds", "true or false", flag="--no-self-heal"
     )
@@ -134,7 +137,6 @@ NOT_BUILT_KEYS = frozenset(
     {
         "cache.disk_cache",
         "cache.disk_cache_mib",
-        "cache.cache_isolation",
         "ops.event_log",
         "ops.throughput_interval_s",
     }
