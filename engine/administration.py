@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from cache import Tier
 from engine.scheduler import Scheduler
@@ -11,12 +11,13 @@ from engine.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class TierReset:
-    """What a reset dropped from one tier, and what it had to leave because a request was being resumed from it."""
+    """What a reset dropped from one tier, and what it had to leave."""
 
-    checkpoints: int
-    kv_pages: int
-    state_slots: int
-    pinned_checkpoints: int
+    checkpoints: int = 0
+    units: Mapping[str, int] = field(default_factory=dict)
+    """Units that are free again, by pool."""
+    pinned_checkpoints: int = 0
+    """Left where they are, because requests or copies use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,12 @@ class AuditResult:
 def reset_cache(scheduler: Scheduler, tiers: Collection[Tier]) -> dict[Tier, TierReset]:
     """Drop what is remembered in `tiers` and nobody uses at this moment."""
     cache = scheduler.cache
-    nothing = TierReset(0, 0, 0, 0)
-    answer = dict.fromkeys(tiers, nothing)
+    answer = dict.fromkeys(tiers, TierReset())
     if Tier.DEVICE in answer:
-        pages, slots = cache.pages.counts().cached, cache.slots.counts().cached
+        free = {pool: pool.free for pool in (cache.pages, cache.slots)}
         dropped = cache.reset()
-        answer[Tier.DEVICE] = TierReset(
-            checkpoints=dropped,
-            kv_pages=pages - cache.pages.counts().cached,
-            state_slots=slots - cache.slots.counts().cached,
-            pinned_checkpoints=len(cache.retention.store),
-        )
+        units = {pool.name: pool.free - before for pool, before in free.items()}
+        answer[Tier.DEVICE] = TierReset(dropped, units, len(cache.retention.store))
     return answer
 
 

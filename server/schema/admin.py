@@ -50,11 +50,11 @@ class ResetRequest(RequestModel):
 
 
 class TierResetAnswer(AnswerModel):
-    """What was dropped; `pinned_checkpoints` had to stay, because requests are being resumed from them."""
+    """What was dropped, and the units that are free again, by pool; `pinned_checkpoints` had to stay, because requests
+    or copies use them."""
 
     checkpoints: int
-    kv_pages: int
-    state_slots: int
+    units: dict[str, int]
     pinned_checkpoints: int
 
 

@@ -98,7 +98,7 @@ async def test_a_reset_makes_the_next_request_cold_and_the_one_after_it_hit(clie
 
 async def test_a_reset_that_had_to_leave_something_says_what(client, monkeypatch):
     async def reset(_engine, tiers):
-        return {Tier.DEVICE: TierReset(1, 2, 3, pinned_checkpoints=4)}
+        return {Tier.DEVICE: TierReset(1, {}, pinned_checkpoints=4)}
 
     monkeypatch.setattr("engine.engine.Engine.reset_cache", reset)
     response = await client.post(RESET, json={"tiers": ["device"]})

@@ -17,7 +17,8 @@ async def test_a_reset_forgets_what_was_remembered_and_says_how_much(running_eng
         before = engine.snapshot()
         dropped = (await engine.reset_cache([Tier.DEVICE]))[Tier.DEVICE]
         assert dropped.checkpoints >= 1
-        assert (dropped.kv_pages, dropped.state_slots) == (before.kv_pages.cached, before.state_slots.cached)
+        cached = {"device_kv_pages": before.kv_pages.cached, "device_state_slots": before.state_slots.cached}
+        assert dropped.units == cached
         assert dropped.pinned_checkpoints == 0
         assert engine.snapshot().kv_pages.free == before.kv_pages.capacity
 
