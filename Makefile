@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
+REQUESTS ?= 3000
 
-.PHONY: serve test lint bench soak clean
+.PHONY: serve test lint bench slow soak clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "python3 3.11 or newer is needed; set PYTHON=/path/to/python3"; exit 2; }
@@ -42,8 +43,13 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench models demo $(ARGS)
 	$(BIN)/python -m bench models smollm2 $(ARGS)
 
-soak: $(VENV)/.dev
+# The tests that take minutes.
+slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow $(ARGS)
+
+# The real daemon under load with pools that overflow all the time; a plot of it is left in runs/soak.
+soak: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench soak --requests $(REQUESTS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

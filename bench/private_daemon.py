@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import EngineError
@@ -21,9 +22,17 @@ class PrivateDaemonError(EngineError):
     """The daemon did not come up."""
 
 
+@dataclass(frozen=True, slots=True)
+class PrivateDaemon:
+    """Where it answers (without /v1), and its process."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def private_daemon(config_toml: str) -> Iterator[str]:
-    """Serve with a whole configuration; yields the base URL without /v1 and ends the process at the end.
+def private_daemon(config_toml: str) -> Iterator[PrivateDaemon]:
+    """Serve with a whole configuration, and end the process at the end.
 
     Raises PrivateDaemonError with the daemon's own words when it ends before it serves.
     """
@@ -46,7 +55,7 @@ def private_daemon(config_toml: str) -> Iterator[str]:
                 if found is None:
                     process.wait()
                     raise PrivateDaemonError(f"the daemon did not come up: {_last_line(log)}")
-                yield found[0]
+                yield PrivateDaemon(found[0], process.pid)
         finally:
             _end(process)
 

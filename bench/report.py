@@ -75,12 +75,12 @@ def summarise(measurements: Sequence[Measurement]) -> Summary:
         cached_tokens=sum(each.cached_tokens for each in good),
         completion_tokens=completion_tokens,
         total_tokens_per_second=completion_tokens / seconds if seconds else 0.0,
-        ttft_ms=_quantiles(1e3 * _ttft(each) for each in answered),
-        ttft_hit_ms=_quantiles(1e3 * _ttft(each) for each in answered if each.cached_tokens),
-        ttft_miss_ms=_quantiles(1e3 * _ttft(each) for each in answered if not each.cached_tokens),
-        inter_token_ms=_quantiles(1e3 * interval for interval in intervals),
-        gap_ms=_quantiles(1e3 * (b - a) for each in answered for a, b in pairwise(each.piece_times)),
-        stream_tokens_per_second=_quantiles(1 / interval for interval in intervals if interval > 0),
+        ttft_ms=quantiles(1e3 * _ttft(each) for each in answered),
+        ttft_hit_ms=quantiles(1e3 * _ttft(each) for each in answered if each.cached_tokens),
+        ttft_miss_ms=quantiles(1e3 * _ttft(each) for each in answered if not each.cached_tokens),
+        inter_token_ms=quantiles(1e3 * interval for interval in intervals),
+        gap_ms=quantiles(1e3 * (b - a) for each in answered for a, b in pairwise(each.piece_times)),
+        stream_tokens_per_second=quantiles(1 / interval for interval in intervals if interval > 0),
         reuse_paths=dict(Counter(each.reuse_path for each in good if each.reuse_path)),
     )
 
@@ -122,7 +122,8 @@ def _ttft(measurement: Measurement) -> float:
     return measurement.piece_times[0] - measurement.started_at
 
 
-def _quantiles(values: Iterable[float]) -> Quantiles | None:
+def quantiles(values: Iterable[float]) -> Quantiles | None:
+    """None where there are no values."""
     sample = np.fromiter(values, np.float64)
     if not len(sample):
         return None

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from cache import CacheOptions, CacheStats, ContextCache
+from cache import CacheOptions, CacheStats, ContextCache, Tier
+from engine.administration import AuditResult, TierReset, audit_cache, reset_cache
 from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
+from engine.faults import Fault
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
-from engine.memory import MemoryPlan, available_memory_bytes, plan_memory
+from engine.memory import MemoryPlan, available_memory_bytes, plan_memory, system_ram
 from engine.models.config import ModelConfig
 from engine.models.registry import load_model, read_config
 from engine.options import EngineOptions
@@ -25,7 +29,7 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import SequenceState
 from engine.snapshot import EngineSnapshot, EngineStatus
-from engine.storage import allocate_state
+from engine.storage import Storage, allocate_host_memory, allocate_state
 from engine.stream import Generation
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -44,6 +48,8 @@ __all__ = [
     "TokenLogprob",
     "Usage",
 ]
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger("dalsegno.engine")
 
@@ -75,6 +81,8 @@ class Engine:
         """Tokens of a KV page."""
         self.backend_name = runner.backend_name
         self.model_folder = model_folder
+        self.faults: frozenset[Fault] = frozenset()
+        """Those of a fire drill that are switched on."""
         self._status = EngineStatus.STARTING
         self._cache_stats = CacheStats()
         self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer)
@@ -94,11 +102,15 @@ class Engine:
         element_bytes = kernels.dtype.itemsize
         device_type = kernels.device.type
         room = available_memory_bytes(kernels.device) - _checkpoint_bytes(folder)
-        plan_memory(config, options, max(room, 0), element_bytes=element_bytes, device_type=device_type)
+        plan_memory(
+            config, options, max(room, 0), element_bytes=element_bytes, device_type=device_type, ram=system_ram()
+        )
         with _telling_of_memory("what else uses memory here", _checkpoint_bytes(folder), "the weights' checkpoint"):
             model = load_model(folder, kernels)
         room = available_memory_bytes(kernels.device)
-        memory = plan_memory(config, options, room, element_bytes=element_bytes, device_type=device_type)
+        memory = plan_memory(
+            config, options, room, element_bytes=element_bytes, device_type=device_type, ram=system_ram()
+        )
         logger.info(memory.describe())
         with _telling_of_memory("--kv-cache-mib", memory.kv_bytes + memory.state_bytes, "the KV cache with the states"):
             state = allocate_state(
@@ -109,13 +121,15 @@ class Engine:
                 dtype=kernels.dtype,
                 device=kernels.device,
             )
+        with _telling_of_memory("--host-cache-mib", memory.host_bytes, "the host cache"):
+            host = allocate_host_memory(memory.host_units, memory.host_unit_bytes, kernels.device)
         return cls(
             config=config,
             options=options,
             tokenizer=tokenizer.limited_to(memory.max_context_tokens),
             chat_template=chat_template,
             memory=memory,
-            runner=Runner(model, kernels, state, memory.page_size),
+            runner=Runner(model, kernels, Storage(state, host), memory.page_size),
             model_folder=folder,
         )
 
@@ -181,6 +195,23 @@ class Engine:
         """Violations of the ledger, one line each; empty when every unit is accounted for."""
         return self._loop.scheduler.check()
 
+    async def reset_cache(self, tiers: Collection[Tier]) -> dict[Tier, TierReset]:
+        """Forget what is remembered in these tiers, but for what is in use. Raises EngineUnavailableError when the
+        engine has stopped."""
+        return await self._between_steps(partial(reset_cache, tiers=tiers))
+
+    async def audit_cache(self) -> AuditResult:
+        """Like `check`, while requests run. Raises EngineUnavailableError when the engine has stopped."""
+        return await self._between_steps(audit_cache)
+
+    async def set_faults(self, faults: frozenset[Fault]) -> None:
+        """Switch on these faults and no other. Raises EngineUnavailableError when the engine has stopped."""
+
+        def switch(_scheduler: Scheduler) -> None:
+            self.faults = faults
+
+        await self._between_steps(switch)
+
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests and wait until the accepted ones are done; False when the time ran out first."""
         if self._status is EngineStatus.RUNNING:
@@ -198,6 +229,11 @@ class Engine:
             return
         self._status = EngineStatus.STOPPED
         await self._loop.stop(self._task)
+
+    async def _between_steps(self, work: Callable[[Scheduler], Result]) -> Result:
+        if self._task is None or self.status is EngineStatus.STOPPED:
+            raise EngineUnavailableError("the engine does not run")
+        return await self._loop.between_steps(work)
 
     def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
         last = self.config.vocab_size - 1

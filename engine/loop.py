@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from engine.errors import EngineUnavailableError, QueueTimeoutError, RequestError
 from engine.plan import StepPlan
@@ -27,6 +28,8 @@ _IDLE_TURN_SECONDS = 1.0
 _FAILURES_BEFORE_RESTART = 3
 _SEED_BITS = 63
 
+Result = TypeVar("Result")
+
 logger = logging.getLogger("dalsegno.engine")
 
 
@@ -40,6 +43,20 @@ class _Submission:
 class _Consumer:
     mailbox: Mailbox
     answer: AnswerText
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    work: Callable[[Scheduler], Any]
+    answer: asyncio.Future[Any]
+
+    def run(self, scheduler: Scheduler) -> None:
+        if self.answer.done():
+            return
+        try:
+            self.answer.set_result(self.work(scheduler))
+        except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
+            self.answer.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -79,6 +96,7 @@ class EngineLoop:
         self._first_cause: Exception | None = None
         self._inbox: deque[_Submission] = deque()
         self._cancelled: deque[tuple[str, Mailbox]] = deque()
+        self._commands: deque[_Command] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._has_work = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -113,6 +131,14 @@ class EngineLoop:
         self._has_work.set()
         return Generation(request.request_id, mailbox, partial(self._cancel, request.request_id, mailbox))
 
+    async def between_steps(self, work: Callable[[Scheduler], Result]) -> Result:
+        """Call `work` in the loop's task while no step runs. Raises what it raises, or EngineUnavailableError when the
+        loop ends first."""
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._commands.append(_Command(work, answer))
+        self._has_work.set()
+        return await answer
+
     async def run(self) -> None:
         """Turn until `stop`. A fault costs the requests it hits, never the loop."""
         try:
@@ -145,6 +171,10 @@ class EngineLoop:
             self.scheduler.cancel(request_id, self._clock())
             self._fail(request_id, EngineUnavailableError("the engine was stopped; send the request again later"))
         self._inbox.clear()
+        for command in self._commands:
+            if not command.answer.done():
+                command.answer.set_exception(EngineUnavailableError("the engine was stopped"))
+        self._commands.clear()
         self._thread.shutdown(wait=False)
 
     def _cancel(self, request_id: str, mailbox: Mailbox) -> None:
@@ -182,6 +212,8 @@ class EngineLoop:
             if consumer is not None and consumer.mailbox is mailbox:
                 self.scheduler.cancel(request_id, self._clock())
                 self._forget(request_id)
+        while self._commands:
+            self._commands.popleft().run(self.scheduler)
 
     async def _wait_for_work(self) -> None:
         try:

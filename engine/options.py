@@ -35,6 +35,13 @@ class EngineOptions:
     """Tokens of a KV page; automatic is 16 on the CPU and 64 on CUDA."""
     device_state_slots: int = 16
     """State slots beyond those of the running requests: checkpoints that are kept while all of these run."""
+    host_cache_mib: int | None = None
+    """Host memory for KV pages and states together, in MiB; 0 keeps nothing there; automatic is at most a quarter of
+    the RAM."""
+    host_state_slots: int | None = None
+    """Most state images in host memory; None for as many as its bytes hold."""
+    self_heal: bool = True
+    """Whether an audit gives back what nobody holds."""
     prefix_reuse: bool = True
     """Whether prompts are remembered between requests."""
 
@@ -50,6 +57,8 @@ class EngineOptions:
             "kv_cache_mib": 1,
             "page_size": 1,
             "device_state_slots": 0,
+            "host_cache_mib": 0,
+            "host_state_slots": 1,
         }
         for name, minimum in least.items():
             value = getattr(self, name)

@@ -11,16 +11,16 @@ from engine.kernels import BatchLayout, Kernels, SamplingBatch, StateCapture
 from engine.logits import read_logprobs
 from engine.models.registry import Model
 from engine.plan import Segment, StepPlan, StepResult
-from engine.storage import ModelState, run_copies
+from engine.storage import Storage
 
 
 class Runner:
-    """Owns the model's state. Mutable: `run` belongs to the engine thread."""
+    """Owns the model's state and host memory. Mutable: `run` belongs to the engine thread."""
 
-    def __init__(self, model: Model, kernels: Kernels, state: ModelState, page_size: int) -> None:
+    def __init__(self, model: Model, kernels: Kernels, storage: Storage, page_size: int) -> None:
         self._model = model
         self._kernels = kernels
-        self._state = state
+        self._storage = storage
         self._page_size = page_size
 
     @property
@@ -36,7 +36,9 @@ class Runner:
         layout = build_layout(plan, lengths, self._page_size)
         self._kernels.plan(layout)
         token_ids = np.concatenate([np.array(segment.token_ids, np.int64) for segment in segments])
-        hidden = self._model.forward(self._kernels, self._state, torch.from_numpy(token_ids).to(self._kernels.device))
+        hidden = self._model.forward(
+            self._kernels, self._storage.state, torch.from_numpy(token_ids).to(self._kernels.device)
+        )
         sampled = [index for index, segment in enumerate(segments) if segment.is_sampled]
         if not sampled:
             return StepResult({}, restore_seconds=restore_seconds)
@@ -64,11 +66,11 @@ class Runner:
         return StepResult(token_of, record_of, restore_seconds)
 
     def _restore(self, plan: StepPlan) -> float:
-        """Run the plan's copies; returns the seconds they took, on a GPU those to start them."""
+        """Run the plan's copies; returns the seconds they took."""
         if not plan.restores:
             return 0.0
         started = time.perf_counter()
-        run_copies(self._state, plan.restores)
+        self._storage.run(plan.restores)
         return time.perf_counter() - started
 
 

@@ -1,16 +1,21 @@
-"""The tensors behind the cache's units (KV pages and state slots, for every layer), and its copies between them."""
+"""The tensors behind the cache's units: KV pages and state slots of every layer, host memory, the copies between."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from cache import Copy, CopyObject
+from cache import Copy, CopyObject, Tier, UnitHandle
 from engine.models.config import ModelConfig
+
+Rows: TypeAlias = torch.Tensor | npt.NDArray[np.uint8]
+"""Bytes, uint8, on a GPU or of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,107 @@ class ModelState:
     """For each linear layer, [slots, conv_dim, kernel - 1]."""
     recurrent: tuple[torch.Tensor, ...]
     """For each linear layer, [slots, v_heads, V, K] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What the cache keeps off the device: equal units, each with the bytes of one KV page of all layers. A state image
+    is laid over several of them. Owned by the engine thread while a step runs."""
+
+    units: torch.Tensor
+    """[units, unit_bytes] uint8 on the host; page-locked where the device is a GPU."""
+
+
+class Storage:
+    """A model's state and the host memory beside it, each unit as rows of bytes. Mutable: `run` belongs to the engine
+    thread.
+
+    A row is one unit's part of one tensor, in the order in which it lies in memory; its image is its rows, one after
+    the other.
+    """
+
+    def __init__(self, state: ModelState, host: HostMemory | None = None) -> None:
+        """Raises ValueError where a KV page and a host unit differ in size."""
+        self.state = state
+        self._is_on_gpu = any(tensor.is_cuda for tensor in state.kv)
+        self._rows = {
+            CopyObject.KV_PAGE: tuple(map(self._as_rows, _split(state.kv))),
+            CopyObject.STATE: tuple(map(self._as_rows, _split((*state.conv, *state.recurrent)))),
+        }
+        page_bytes = self.image_bytes(CopyObject.KV_PAGE)
+        self._host = self._as_rows(torch.empty((0, page_bytes), dtype=torch.uint8) if host is None else host.units)
+        if self._host.shape[1] != page_bytes:
+            raise ValueError(f"a host unit has {self._host.shape[1]} bytes, expected those of a KV page: {page_bytes}")
+        self._pieces = {
+            what: cut_image([row.shape[1] for row in rows], page_bytes) for what, rows in self._rows.items()
+        }
+
+    def image_bytes(self, what: CopyObject) -> int:
+        """Bytes of one KV page, or of one state image, over all layers."""
+        return sum(rows.shape[1] for rows in self._rows[what])
+
+    def run(self, copies: Iterable[Copy]) -> int:
+        """Run copies in their order, as the cache decided; returns the bytes moved, which are there when this returns.
+
+        Raises ValueError for a copy that no cache of this model asks for.
+        """
+        moved_bytes = 0
+        for copy in copies:
+            if not self._rows[copy.what]:
+                raise ValueError(f"a copy of a {copy.what}, but this model has none")
+            tiers = (copy.source.tier, copy.destination.tier)
+            if tiers == (Tier.DEVICE, Tier.DEVICE):
+                for row in self._rows[copy.what]:
+                    _move(row[copy.source.unit], row[copy.destination.unit])
+            elif tiers == (Tier.DEVICE, Tier.HOST):
+                for device, host in self._pairs(copy.what, copy.source.unit, copy.destination):
+                    _move(device, host)
+            elif tiers == (Tier.HOST, Tier.DEVICE):
+                for device, host in self._pairs(copy.what, copy.destination.unit, copy.source):
+                    _move(host, device)
+            else:
+                raise ValueError(f"a copy from {tiers[0]} to {tiers[1]}; expected device or host, one of them device")
+            moved_bytes += self.image_bytes(copy.what)
+        if self._is_on_gpu:
+            torch.cuda.synchronize()
+        return moved_bytes
+
+    def _as_rows(self, tensor: torch.Tensor) -> Rows:
+        # On the CPU by numpy: torch copies with all its threads, and where others are busy these wait for each other.
+        return tensor if self._is_on_gpu else tensor.numpy()
+
+    def _pairs(self, what: CopyObject, unit: int, host: UnitHandle) -> Iterable[tuple[Rows, Rows]]:
+        """The pieces of one image on the device and on the host."""
+        rows, pieces = self._rows[what], self._pieces[what]
+        needed = pieces[-1].unit + 1
+        if len(host.units) != needed:
+            raise ValueError(f"{what} takes {needed} host units, {len(host.units)} were given")
+        for piece in pieces:
+            device = rows[piece.row][unit, piece.start : piece.start + piece.size]
+            yield device, self._host[host.units[piece.unit], piece.unit_start : piece.unit_start + piece.size]
+
+
+class Piece(NamedTuple):
+    """A run of bytes that lies in one row of an image and in one host unit."""
+
+    row: int
+    start: int
+    unit: int
+    unit_start: int
+    size: int
+
+
+def cut_image(row_bytes: Iterable[int], unit_bytes: int) -> tuple[Piece, ...]:
+    """Rows one after the other, cut where a host unit ends; units are counted from 0."""
+    pieces: list[Piece] = []
+    offset = 0
+    for row, total in enumerate(row_bytes):
+        start = 0
+        while start < total:
+            size = min(total - start, unit_bytes - offset % unit_bytes)
+            pieces.append(Piece(row, start, offset // unit_bytes, offset % unit_bytes, size))
+            start, offset = start + size, offset + size
+    return tuple(pieces)
 
 
 def allocate_state(
@@ -44,12 +150,42 @@ def allocate_state(
     )
 
 
-def run_copies(state: ModelState, copies: Iterable[Copy]) -> None:
-    """Copy pages and state images, one after the other, as the cache decided."""
-    for copy in copies:
-        tensors = state.kv if copy.what is CopyObject.KV_PAGE else (*state.conv, *state.recurrent)
-        for tensor in tensors:
-            tensor[copy.destination.unit].copy_(tensor[copy.source.unit])
+def allocate_host_memory(units: int, unit_bytes: int, device: torch.device) -> HostMemory:
+    """Zeroed units for the cache of a model on `device`; on the CPU they take up no memory until they are written.
+
+    On CUDA they are page-locked, as copies need that are to run beside the step, and take up all of it at once. Raises
+    RuntimeError when the system refuses to lock that much.
+    """
+    memory = _lazily_zeroed((units, unit_bytes), torch.uint8)
+    if device.type == "cuda" and memory.numel():
+        # Not torch's pinned allocator: it rounds up to the next power of two.
+        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
+        if int(error):
+            raise RuntimeError(f"could not allocate {memory.numel():,} page-locked bytes (CUDA error {int(error)})")
+    return HostMemory(memory)
+
+
+def _split(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """[units, bytes] of what lies together in memory, as views."""
+    for tensor in tensors:
+        for part in _contiguous(tensor):
+            yield part.view(len(part), math.prod(part.shape[1:])).view(torch.uint8)
+
+
+def _move(source: Rows, destination: Rows) -> None:
+    if isinstance(destination, np.ndarray):
+        np.copyto(destination, source)
+    else:
+        destination.copy_(torch.as_tensor(source), non_blocking=True)
+
+
+def _contiguous(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensor itself, or views that are contiguous beneath their first dimension, as the host's layouts need."""
+    if tensor.is_contiguous():
+        return (tensor,)
+    if tensor.transpose(0, 1).is_contiguous():
+        return tuple(tensor.transpose(0, 1))
+    return (tensor.transpose(1, 2),)
 
 
 def _zeroed_kv(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

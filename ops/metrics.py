@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
-from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from engine.request import Delta
-from engine.snapshot import EngineSnapshot, StepKind
+from engine.snapshot import EngineSnapshot
+from ops.engine_collector import EngineCollector
+from ops.outcome import Outcome
+from ops.reuse_meter import ReuseMeter
 
 _PREFIX = "dalsegno"
 _LATENCY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-
-
-class Outcome(StrEnum):
-    """How a request to the door ended."""
-
-    OK = "ok"
-    BAD_REQUEST = "bad_request"
-    OVERLOADED = "overloaded"
-    """429: the queue was full."""
-    CANCELLED = "cancelled"
-    """The client left."""
-    ERROR = "error"
-    """The daemon failed, or was not there; a stream that ended in an error event as well."""
 
 
 class Reuse(StrEnum):
@@ -72,16 +59,17 @@ class Metrics:
             f"{_PREFIX}_prompt_tokens", "Tokens of the prompts whose answers have ended.", registry=registry
         )
         self.generation_tokens = Counter(f"{_PREFIX}_generation_tokens", "Tokens generated.", registry=registry)
+        self.reuse = ReuseMeter(_PREFIX, registry)
 
     def watch_engine(self, snapshot: Callable[[], EngineSnapshot], model: str, architecture: str, backend: str) -> None:
         """Add the engine's counts. Call it once, when there is an engine."""
         info = Info(f"{_PREFIX}_model", "The model that is served.", registry=self._registry)
         info.info({"model": model, "architecture": architecture, "backend": backend})
-        self._registry.register(_EngineCollector(snapshot))
+        self._registry.register(EngineCollector(_PREFIX, snapshot))
 
-    def request_ended(self, endpoint: str, status: int, seconds: float, *, has_failed: bool) -> None:
-        """Count a request, unless its endpoint is not counted. `has_failed`: its stream ended in an error event."""
-        series = self._series.get((endpoint, outcome_of(status, has_failed)))
+    def request_ended(self, endpoint: str, outcome: Outcome, seconds: float) -> None:
+        """Count a request, unless its endpoint is not counted."""
+        series = self._series.get((endpoint, outcome))
         if series is not None:
             series.inc()
             self._duration.observe(seconds)
@@ -121,49 +109,13 @@ class GenerationMeter:
         # The end token is generated too, though no delta holds it.
         metrics.generation_tokens.inc(delta.usage.completion_tokens - self._tokens)
         metrics.prompt_tokens.inc(delta.usage.prompt_tokens)
+        if delta.reuse is not None:
+            metrics.reuse.count(delta.reuse)
         if delta.timings.ttft_seconds is not None:
             reuse = Reuse.HIT if delta.usage.cached_tokens else Reuse.ROOT
             metrics.first_token[reuse].observe(delta.timings.ttft_seconds)
         if delta.timings.queue_seconds is not None:
             metrics.queue.observe(delta.timings.queue_seconds)
-
-
-class _EngineCollector(Collector):
-    """Reads a snapshot at each scrape."""
-
-    def __init__(self, snapshot: Callable[[], EngineSnapshot]) -> None:
-        self._snapshot = snapshot
-
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
-    def collect(self) -> Iterator[Metric]:
-        now = self._snapshot()
-        yield GaugeMetricFamily(f"{_PREFIX}_requests_running", "Requests that hold pages and a slot.", now.running)
-        yield GaugeMetricFamily(f"{_PREFIX}_requests_waiting", "Requests that wait for room.", now.waiting)
-        units = GaugeMetricFamily(f"{_PREFIX}_cache_units", "Units of a pool by state.", labels=["pool", "state"])
-        capacity = GaugeMetricFamily(f"{_PREFIX}_cache_capacity", "Units of a pool.", labels=["pool"])
-        for pool, counts in (("device_kv_pages", now.kv_pages), ("device_state_slots", now.state_slots)):
-            capacity.add_metric([pool], counts.capacity)
-            for state in ("free", "cached", "pinned", "in_flight"):
-                units.add_metric([pool, state], getattr(counts, state))
-        yield units
-        yield capacity
-        steps = SummaryMetricFamily(f"{_PREFIX}_step_seconds", "Steps by what they compute.", labels=["kind"])
-        for kind in StepKind:
-            steps.add_metric([kind.value], now.steps_of_kind[kind], now.step_seconds_of_kind[kind])
-        yield steps
-
-
-def outcome_of(status: int, has_failed: bool) -> Outcome:
-    """From the HTTP status; 499 is a client that left."""
-    if has_failed or status >= 500 or status == 0:
-        return Outcome.ERROR
-    if status == 499:
-        return Outcome.CANCELLED
-    if status == 429:
-        return Outcome.OVERLOADED
-    return Outcome.BAD_REQUEST if status >= 400 else Outcome.OK
 
 
 def _histogram(name: str, meaning: str, registry: CollectorRegistry) -> Histogram:

@@ -6,9 +6,11 @@ from fastapi import FastAPI
 
 from server.boundary import RequestBoundary
 from server.daemon import Daemon
+from server.drill import NO_DRILL, FireDrill
 from server.errors import install_error_handlers
 from server.openapi import install_openapi
-from server.routes import chat, completions, health, metrics, models, tokens
+from server.routes import admin, chat, completions, health, metrics, models, tokens
+from server.schema.admin import FaultsRequest, ResetRequest
 from server.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.schema.completion import CompletionChunk, CompletionRequest
 from server.schema.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
@@ -23,11 +25,13 @@ _BODIES = (
     TokenizeTextRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
+    ResetRequest,
+    FaultsRequest,
 )
 """What no route declares as a parameter or an answer of its own."""
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, drill: FireDrill = NO_DRILL) -> FastAPI:
     """The HTTP application. `app.state.daemon` is its Daemon, which the caller starts and stops."""
     app = FastAPI(
         title="dalsegno",
@@ -35,16 +39,15 @@ def create_app(settings: Settings) -> FastAPI:
         description="An OpenAI-compatible serving daemon for hybrid language models.",
         redoc_url=None,
     )
-    app.state.daemon = Daemon(settings)
-    for router in (chat.router, completions.router, models.router, tokens.router, health.router, metrics.router):
-        app.include_router(router)
+    app.state.daemon = daemon = Daemon(settings, drill)
+    for part in (chat, completions, models, tokens, health, metrics, admin):
+        app.include_router(part.router)
     install_error_handlers(app)
     install_openapi(app, *_BODIES)
-    keys = [key.get_secret_value() for key in settings.server.api_keys]
-    metered = app.state.daemon.metrics
-
-    def on_end(path: str, status: int, seconds: float, has_failed: bool) -> None:
-        metered.request_ended(path, status, seconds, has_failed=has_failed)
-
-    app.add_middleware(RequestBoundary, api_keys=keys, on_end=on_end)
+    app.add_middleware(
+        RequestBoundary,
+        api_keys=[key.get_secret_value() for key in settings.server.api_keys],
+        admin_key=settings.server.admin_key.get_secret_value(),
+        on_end=daemon.request_ended,
+    )
     return app

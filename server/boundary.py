@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import ipaddress
 import logging
 import re
 import time
@@ -14,9 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError
+from server.isolation import KEY_NUMBER
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
 """Probes and documentation need no key."""
+
+ADMIN_PREFIX = "/admin/"
+"""What an operator may do; the keys of clients do not open it."""
 
 CLIENT_LEFT = 499
 """What the log says when nobody waited for the answer; nginx's number."""
@@ -27,17 +33,23 @@ logger = logging.getLogger("dalsegno.http")
 
 
 class RequestBoundary:
-    """ASGI middleware; holds the API keys (none: open to all) and no other state.
+    """ASGI middleware; holds the API keys (none: open to all), the admin key (empty: admin is for clients on this
+    machine) and no other state.
 
-    `on_end` is told each request's path, status, seconds, and whether its stream ended in an error event.
+    `on_end` is told each request's scope, status and seconds.
     """
 
     def __init__(
-        self, app: ASGIApp, api_keys: Sequence[str] = (), on_end: Callable[[str, int, float, bool], None] | None = None
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str] = (),
+        admin_key: str = "",
+        on_end: Callable[[Scope, int, float], None] | None = None,
     ) -> None:
         self._app = app
         self._on_end = on_end
         self._keys = tuple(key.encode() for key in api_keys)
+        self._admin_keys = (admin_key.encode(),) if admin_key else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,13 +69,15 @@ class RequestBoundary:
             await send(message)
 
         try:
-            if scope["path"] not in OPEN_PATHS:
-                self._check_key(headers)
+            self._check_key(scope, headers)
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
             await error.response()(scope, receive, send_with_id)
         except ClientDisconnect:
             status = CLIENT_LEFT
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
+            raise
         except Exception as error:
             logger.error("request %s failed inside the daemon", request_id, exc_info=error)
             if status == 0:
@@ -71,24 +85,57 @@ class RequestBoundary:
                     500, "the daemon failed on this request; its log names the place", code="internal_error"
                 )
                 await failure.response()(scope, receive, send_with_id)
-        seconds = time.monotonic() - started
-        _log(scope, request_id, status, seconds)
-        if self._on_end is not None:
-            self._on_end(scope["path"], status, seconds, bool(scope["state"].get("has_failed")))
+        finally:
+            seconds = time.monotonic() - started
+            _log(scope, request_id, status, seconds)
+            if self._on_end is not None:
+                self._on_end(scope, status, seconds)
 
-    def _check_key(self, headers: Headers) -> None:
-        if not self._keys:
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        path = scope["path"]
+        if path in OPEN_PATHS:
             return
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
-        if not any(matches):
+        if not path.startswith(ADMIN_PREFIX):
+            if self._keys:
+                number = _key_number(headers, self._keys)
+                if number is None:
+                    raise _key_needed("API")
+                scope["state"][KEY_NUMBER] = number
+        elif self._admin_keys:
+            if _key_number(headers, self._admin_keys) is None:
+                raise _key_needed("admin")
+        elif not _is_loopback(scope.get("client")):
             raise ApiError(
-                401,
-                "a valid API key is needed: send it as authorization: Bearer KEY or as x-api-key",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
+                403,
+                f"{ADMIN_PREFIX} answers clients on this machine only; to open it, start the daemon with --admin-key",
             )
+
+
+def _key_number(headers: Headers, keys: Sequence[bytes]) -> int | None:
+    """Which of the keys was sent, if any; in a time that does not tell how much of one was right."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in keys]
+    return matches.index(True) if any(matches) else None
+
+
+def _key_needed(kind: str) -> ApiError:
+    return ApiError(
+        401,
+        f"a valid {kind} key is needed: send it as authorization: Bearer KEY or as x-api-key",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def _is_loopback(client: tuple[str, int] | None) -> bool:
+    """Behind a proxy on this machine, `client` is who the proxy says it speaks for."""
+    try:
+        address = ipaddress.ip_address(client[0] if client else "")
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _request_id(headers: Headers) -> str:

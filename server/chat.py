@@ -55,13 +55,18 @@ def render_prompt(
 
 
 def submit(
-    engine: Engine, prompt: Prompt, sampling: SamplingParams, request_id: str | None = None, param: str = "messages"
+    engine: Engine,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    request_id: str | None = None,
+    param: str = "messages",
+    namespace: str = "",
 ) -> Generation:
     """Queue a prompt; `param` is the field in which the client sent it. Raises RequestError at once when it cannot be
     served."""
     request_id = request_id or new_answer_id("chatcmpl")
     with _naming(param):
-        return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling, frontiers=prompt.frontiers))
+        return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling, namespace, prompt.frontiers))
 
 
 @contextmanager

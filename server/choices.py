@@ -25,7 +25,13 @@ def sampling_of_choice(sampling: SamplingParams, index: int) -> SamplingParams:
 
 
 async def submit_all(
-    engine: Engine, prompts: Sequence[Prompt], sampling: SamplingParams, choices: int, answer_id: str, param: str
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    choices: int,
+    answer_id: str,
+    param: str,
+    namespace: str = "",
 ) -> list[Generation]:
     """Queue `choices` answers to each prompt, in order; all of them or none. `param` is the prompt's field.
 
@@ -46,7 +52,7 @@ async def submit_all(
             for choice in range(choices):
                 request_id = f"{answer_id}-{len(generations)}" if count > 1 else answer_id
                 params = sampling_of_choice(sampling, choice)
-                generations.append(submit(engine, prompt, params, request_id, param))
+                generations.append(submit(engine, prompt, params, request_id, param, namespace))
     except RequestError:
         for generation in generations:
             await generation.aclose()

@@ -121,6 +121,8 @@ def _parse(key: Key, raw: Any, origin: str) -> Any:
     from_file = origin.startswith("file ")
     if key.is_secret and isinstance(raw, list | tuple) and all(isinstance(item, str) for item in raw):
         raw = [secret for item in raw for secret in _read_secrets(key, item, origin)]
+    elif key.is_secret and not key.is_list and isinstance(raw, str):
+        raw = _read_secret(key, raw, origin)
     try:
         if from_file and not key.is_secret:
             return key.adapter.validate_python(tuple(raw) if isinstance(raw, list) else raw, strict=True)
@@ -144,11 +146,28 @@ def _read_secrets(key: Key, item: str, origin: str) -> list[str]:
     return secrets
 
 
+def _read_secret(key: Key, item: str, origin: str) -> str:
+    secrets = _read_secrets(key, item, origin)
+    if len(secrets) > 1:
+        raise ConfigurationError(f"{key.dotted} ({origin}): {item[1:]} holds {len(secrets)} keys; expected one")
+    return secrets[0]
+
+
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
     if settings.cache.kv_pages != "auto" and settings.cache.kv_cache_mib != "auto":
         raise ConfigurationError(
             f"cache.kv_pages ({origins['cache.kv_pages']}) and cache.kv_cache_mib ({origins['cache.kv_cache_mib']}) "
             "both size the same memory; give one of the two"
+        )
+    if settings.cache.cache_isolation == "key" and not settings.server.api_keys:
+        raise ConfigurationError(
+            f"cache.cache_isolation is key ({origins['cache.cache_isolation']}), but server.api_keys has none, so all "
+            "clients would share; give keys, or leave the isolation shared"
+        )
+    if settings.server.admin_key in settings.server.api_keys:
+        raise ConfigurationError(
+            f"server.admin_key ({origins['server.admin_key']}) is one of server.api_keys; "
+            "give operators a key of their own"
         )
 
 
@@ -167,7 +186,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_toml_value(item) for item in value)}]"
     if isinstance(value, SecretStr):
-        return '"***"'
+        return '"***"' if value else '""'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

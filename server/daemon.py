@@ -6,13 +6,19 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.engine import Engine, EngineOptions, EngineStatus
+from starlette.types import Scope
+
+from engine.engine import Delta, Engine, EngineOptions, EngineStatus, Generation
 from ops.health import Health, Phase, judge_health
 from ops.metrics import Metrics
+from ops.outcome import outcome_of
+from ops.requests import RecentRequests
+from server.drill import NO_DRILL, FireDrill
 from server.errors import ApiError
+from server.isolation import Isolation
 from server.sampling import SamplingDefaults
 from server.settings import Auto, Settings
 from server.version import package_version
@@ -27,13 +33,16 @@ METERED_PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detok
 class Daemon:
     """Owns the engine and the phase. Mutable: only the event loop's thread may touch it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, drill: FireDrill = NO_DRILL) -> None:
         self.settings = settings
+        self.drill = drill
         self.model_id = public_model_id(settings)
         self.created_unix = int(time.time())
         self.phase = Phase.STARTING
         self.sampling_defaults = SamplingDefaults()
         self.metrics = Metrics(package_version(), METERED_PATHS)
+        self.requests = RecentRequests()
+        self.isolation = Isolation(is_by_key=settings.cache.cache_isolation == "key")
         self._engine: Engine | None = None
 
     async def start(self) -> Engine:
@@ -45,6 +54,8 @@ class Daemon:
     async def attach(self, engine: Engine) -> None:
         """Start a loaded engine in this event loop and serve with it."""
         await engine.start()
+        if self.drill.faults:
+            await engine.set_faults(self.drill.faults)
         self.sampling_defaults = SamplingDefaults.from_folder(engine.model_folder, self.settings)
         self.metrics.watch_engine(engine.snapshot, self.model_id, engine.config.architecture, engine.backend_name)
         self._engine = engine
@@ -65,6 +76,20 @@ class Daemon:
             message = f"no such model here; {self.model_id!r} is served"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    def watch(self, scope: Scope, answers: Sequence[Generation]) -> list[Callable[[Delta], None]]:
+        """What is to see the deltas of each answer to a request: it counts them and keeps what they cost."""
+        record = self.requests.begin(scope["state"]["request_id"], scope["path"], [each.request_id for each in answers])
+        scope["state"]["record"] = record
+        return [_both(self.metrics.new_generation(), answer) for answer in record.answers]
+
+    def request_ended(self, scope: Scope, status: int, seconds: float) -> None:
+        """To be told of each request over HTTP."""
+        state = scope["state"]
+        outcome = outcome_of(status, bool(state.get("has_failed")))
+        self.metrics.request_ended(scope["path"], outcome, seconds)
+        if "record" in state:
+            state["record"].end(outcome)
+
     def health(self) -> Health:
         engine = self._engine
         if engine is None or engine.status is EngineStatus.STOPPED:
@@ -81,6 +106,14 @@ class Daemon:
         self.phase = Phase.DRAINING
         if self._engine is not None:
             await self._engine.stop()
+
+
+def _both(first: Callable[[Delta], None], second: Callable[[Delta], None]) -> Callable[[Delta], None]:
+    def watch(delta: Delta) -> None:
+        first(delta)
+        second(delta)
+
+    return watch
 
 
 def load_engine(settings: Settings) -> Engine:
@@ -105,7 +138,10 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_cache_mib=_automatic(cache.kv_cache_mib),
         page_size=_automatic(cache.page_size),
         device_state_slots=cache.device_state_slots,
+        host_cache_mib=_automatic(cache.host_cache_mib),
+        host_state_slots=None if cache.host_state_slots == "none" else cache.host_state_slots,
         prefix_reuse=cache.prefix_reuse,
+        self_heal=cache.self_heal,
     )
 
 

@@ -16,6 +16,7 @@ import uvicorn
 from engine.engine import Engine
 from server.app import create_app
 from server.daemon import DRAIN_LIMIT_SECONDS, Daemon
+from server.drill import NO_DRILL, FireDrill
 from server.listener import url_of
 from server.settings import Settings
 from server.version import package_version
@@ -34,9 +35,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run_daemon(settings: Settings, listener: socket.socket) -> None:
+def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = NO_DRILL) -> None:
     """Serve on `listener` until SIGTERM or SIGINT. Raises what loading the model raises."""
-    app = create_app(settings)
+    app = create_app(settings, drill)
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -94,10 +95,13 @@ def start_up_line(daemon: Daemon, engine: Engine, url: str, seconds: float) -> s
     room = f"{snapshot.kv_pages.capacity:,} KV pages of {engine.page_size} tokens"
     if engine.config.gated_delta_net is not None:
         room += f", {snapshot.state_slots.capacity:,} state slots"
+    room += f", {engine.memory.host_bytes // 2**20:,} MiB of host memory"
+    fitting = f"{engine.memory.full_contexts:,} conversations of {engine.max_context_tokens:,} tokens fit on the device"
+    if engine.memory.host_units:
+        fitting += f", {engine.memory.host_full_contexts:,} in host memory"
     return (
         f"dalsegno {package_version()} serves {daemon.model_id} ({engine.config.architecture}) at {url}/v1\n"
-        f"  backend {engine.backend_name}, {room}; {engine.memory.full_contexts:,} conversations of "
-        f"{engine.max_context_tokens:,} tokens fit; ready after {seconds:.1f} s"
+        f"  backend {engine.backend_name}, {room}; {fitting}; ready after {seconds:.1f} s"
     )
 
 

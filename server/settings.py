@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SecretStr, TypeAdapter
@@ -45,6 +45,11 @@ class ServerSettings(Section):
         "keys that clients must send as a bearer token or x-api-key; @FILE reads one per line; none: open to all",
         "one or more keys, or @FILE with one key per line",
         flag="--api-key",
+    )
+    admin_key: SecretStr = _key(
+        SecretStr(""),
+        "key for /admin, by the same headers; @FILE reads it; empty: /admin answers clients on this machine only",
+        "a key, or @FILE with one key",
     )
 
 
@@ -89,7 +94,23 @@ class CacheSettings(Section):
     device_state_slots: Annotated[int, Ge(0)] = _key(
         16, "checkpoints of recurrent state on the device, beyond the running requests", "an integer, 0 or more"
     )
+    host_cache_mib: Annotated[int, Ge(0)] | Auto = _key(
+        "auto",
+        "MiB of host memory for KV and states that left the device; 0: none; auto: at most a quarter of the RAM",
+        "an integer number of MiB, 0 or more, or auto",
+    )
+    host_state_slots: Annotated[int, Ge(1)] | Literal["none"] = _key(
+        "none",
+        "most checkpoints of recurrent state in host memory; none: as many as fit",
+        "an integer, 1 or more, or none",
+    )
     prefix_reuse: bool = _key(True, "remember prompts between requests", "true or false", flag="--no-prefix-reuse")
+    cache_isolation: Literal["shared", "key"] = _key(
+        "shared", "who shares what is remembered: all clients, or those with the same API key", "shared or key"
+    )
+    self_heal: bool = _key(
+        True, "give back what an audit finds that nobody holds", "true or false", flag="--no-self-heal"
+    )
 
 
 class OpsSettings(Section):
@@ -114,13 +135,8 @@ class Settings(Section):
 
 NOT_BUILT_KEYS = frozenset(
     {
-        "server.admin_key",
-        "cache.host_cache_mib",
-        "cache.host_state_slots",
         "cache.disk_cache",
         "cache.disk_cache_mib",
-        "cache.self_heal",
-        "cache.cache_isolation",
         "ops.event_log",
         "ops.throughput_interval_s",
     }
@@ -130,9 +146,6 @@ NOT_BUILT_KEYS = frozenset(
 NOT_BUILT_FLAGS = frozenset(
     {
         *(f"--{key.split('.')[1].replace('_', '-')}" for key in NOT_BUILT_KEYS),
-        "--no-self-heal",
-        "--fault",
-        "--allow-faults",
     }
 )
 
@@ -180,7 +193,7 @@ class Key:
 
     @property
     def is_secret(self) -> bool:
-        return "SecretStr" in repr(get_args(self.field.annotation))
+        return "SecretStr" in repr(self.field.annotation)
 
     @property
     def adapter(self) -> TypeAdapter[Any]:

@@ -100,8 +100,8 @@ def _daemon(resolved: Resolved, url: str | None) -> Iterator[str]:
 
     settings = resolved.settings
     private = settings.model_copy(update={"server": ServerSettings(model=settings.server.model)})
-    with private_daemon(to_toml(private, resolved.origins)) as base:
-        yield base
+    with private_daemon(to_toml(private, resolved.origins)) as daemon:
+        yield daemon.url
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def _check_model(settings: Settings) -> Finding:
     """Everything that can be told without reading the weights."""
     from engine.catalog import resolve_model
     from engine.kernels.select import select_kernels
-    from engine.memory import available_memory_bytes, plan_memory
+    from engine.memory import available_memory_bytes, plan_memory, system_ram
     from engine.models.registry import read_config
     from engine.text.chat_template import ChatTemplate
     from engine.text.tokenizer import Tokenizer
@@ -155,7 +155,12 @@ def _check_model(settings: Settings) -> Finding:
         available = available_memory_bytes(kernels.device) - summary.nbytes
         options = engine_options(settings)
         plan = plan_memory(
-            config, options, available, element_bytes=kernels.dtype.itemsize, device_type=kernels.device.type
+            config,
+            options,
+            available,
+            element_bytes=kernels.dtype.itemsize,
+            device_type=kernels.device.type,
+            ram=system_ram(),
         )
     except EngineError as error:
         return Finding("model", Verdict.BAD, str(error), "see the message", exit_code_of(error))

@@ -64,7 +64,7 @@ def _parameter_name(key: Key) -> str:
 
 
 def _option(key: Key) -> inspect.Parameter:
-    default = "none" if key.is_list else str(key.default)
+    default = "none" if key.is_list or key.is_secret else str(key.default)
     option = typer.Option(
         key.flag,
         help=f"{key.meaning} [{key.dotted}, default {default}]".replace("[", "\\["),

@@ -44,10 +44,13 @@ async def create_chat_completion(request: Request) -> Response:
     messages, tools = wanted.messages_for_template(), wanted.tools_for_template()
     prompt = await asyncio.to_thread(render_prompt, engine, messages, wanted.template_variables, tools)
     answer_id = new_answer_id("chatcmpl")
-    generations = await submit_all(engine, [prompt], sampling, wanted.choices_per_prompt, answer_id, "messages")
+    namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
+    generations = await submit_all(
+        engine, [prompt], sampling, wanted.choices_per_prompt, answer_id, "messages", namespace
+    )
     answers = [
-        pieces(generation, starts_in_reasoning=prompt.opens_reasoning, watch=daemon.metrics.new_generation())
-        for generation in generations
+        pieces(generation, starts_in_reasoning=prompt.opens_reasoning, watch=watch)
+        for generation, watch in zip(generations, daemon.watch(request.scope, generations), strict=True)
     ]
     return await respond(request, wanted, answers, _ChatWriter(answer_id, daemon.model_id, engine.tokenizer))
 

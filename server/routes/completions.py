@@ -36,8 +36,10 @@ async def create_completion(request: Request) -> Response:
     choices = wanted.choices_per_prompt
     prompts, echoes = await asyncio.to_thread(_read_prompts, engine.tokenizer, wanted)
     answer_id = new_answer_id("cmpl")
-    generations = await submit_all(engine, prompts, sampling, choices, answer_id, "prompt")
-    answers = [plain_pieces(generation, watch=daemon.metrics.new_generation()) for generation in generations]
+    namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
+    generations = await submit_all(engine, prompts, sampling, choices, answer_id, "prompt", namespace)
+    watches = daemon.watch(request.scope, generations)
+    answers = [plain_pieces(generation, watch=watch) for generation, watch in zip(generations, watches, strict=True)]
     echoes = [echo for echo in echoes for _ in range(choices)]
     return await respond(
         request, wanted, answers, _CompletionWriter(answer_id, daemon.model_id, engine.tokenizer, echoes)

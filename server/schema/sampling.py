@@ -15,6 +15,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_BIASES = 4096
 MAX_TOP_LOGPROBS = 20
+MAX_SALT_CHARACTERS = 512
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -100,6 +101,9 @@ class SamplingRequest(RequestModel):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = Field(
+        None, description="what is remembered of the prompt is shared with requests of the same salt only"
+    )
 
     @property
     def choices_per_prompt(self) -> int:

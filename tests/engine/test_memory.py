@@ -1,9 +1,11 @@
 """The memory plan: what is given to pages and slots, and what is said when it does not fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.errors import InsufficientMemoryError, UnusableOptionError
-from engine.memory import cgroup_headrooms, plan_memory
+from engine.memory import Ram, cgroup_headrooms, cgroup_limits, plan_memory
 from engine.models.config import AttentionConfig, GatedDeltaNetConfig, LayerKind, ModelConfig, RopeConfig
 from engine.options import EngineOptions
 
@@ -27,8 +29,13 @@ PAGE_BYTES = 16 * 2 * 2 * 64 * 2
 SLOT_BYTES = 3 * (4 * 128 * 128 * 4 + (2 * 256 + 512) * 3 * 2)
 
 
-def plan(available_bytes=GIB, **options):
-    return plan_memory(CONFIG, EngineOptions(**options), available_bytes, element_bytes=2)
+RAM = Ram(total_bytes=8 * GIB, available_bytes=4 * GIB)
+
+
+def plan(available_bytes=GIB, *, config=CONFIG, device_type="cpu", ram=RAM, **options):
+    return plan_memory(
+        config, EngineOptions(**options), available_bytes, element_bytes=2, device_type=device_type, ram=ram
+    )
 
 
 def test_slots_are_those_of_the_running_and_those_of_the_checkpoints():
@@ -66,7 +73,7 @@ def test_pages_can_be_given_in_mebibytes():
     ("device_type", "page_size", "prefill_chunk"), [("cpu", 16, 512), ("cuda", 64, 2048)], ids=["cpu", "cuda"]
 )
 def test_automatic_sizes_depend_on_the_device(device_type, page_size, prefill_chunk):
-    memory = plan_memory(CONFIG, EngineOptions(), GIB, element_bytes=2, device_type=device_type)
+    memory = plan(device_type=device_type)
     assert (memory.page_size, memory.prefill_chunk) == (page_size, prefill_chunk)
 
 
@@ -80,12 +87,75 @@ def test_automatic_sizes_depend_on_the_device(device_type, page_size, prefill_ch
         (GIB, {"prefill_chunk": 10**7}, "--prefill-chunk"),
         (GIB, {"kv_pages": 10, "max_context": 161}, "--max-context"),
         (GIB, {"kv_cache_mib": 1, "page_size": 4096}, "--page-size"),
+        (GIB, {"host_cache_mib": 1024}, "--host-cache-mib"),
         (0, {}, "--prefill-chunk"),
     ],
 )
 def test_what_does_not_fit_names_its_flag_and_both_sizes(available_bytes, options, flag):
     with pytest.raises(InsufficientMemoryError, match=rf"needs [\d,]+ bytes but [\d,]+ are available; lower {flag}$"):
         plan(available_bytes, **options)
+
+
+UNITS_PER_STATE = -(-SLOT_BYTES // PAGE_BYTES)
+
+
+def test_host_memory_is_cut_in_units_of_a_page_and_a_state_takes_several():
+    memory = plan(host_cache_mib=10)
+    assert (memory.host_unit_bytes, memory.host_units) == (PAGE_BYTES, 10 * 2**20 // PAGE_BYTES)
+    assert memory.host_bytes <= 10 * 2**20
+    assert memory.host_units_per_state == UNITS_PER_STATE
+
+
+def test_automatic_host_memory_is_a_share_of_what_the_pages_leave_on_the_cpu():
+    memory = plan(ram=Ram(100 * GIB, GIB))
+    left = GIB - memory.step_buffer_bytes - memory.state_bytes - memory.kv_bytes
+    assert memory.host_bytes == pytest.approx(0.25 * left, abs=PAGE_BYTES)
+
+
+def test_automatic_host_memory_is_at_most_half_of_the_available_ram_beside_a_gpu():
+    memory = plan(device_type="cuda", ram=Ram(100 * GIB, GIB))
+    assert memory.host_bytes == pytest.approx(GIB / 2, abs=4 * PAGE_BYTES)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_automatic_host_memory_is_at_most_a_quarter_of_the_ram(device_type):
+    memory = plan(device_type=device_type, ram=Ram(2**26, GIB))
+    assert memory.host_bytes == pytest.approx(2**24, abs=4 * PAGE_BYTES)
+
+
+@pytest.mark.parametrize(
+    "options", [{"host_cache_mib": 0}, {"prefix_reuse": False}, {"prefix_reuse": False, "host_cache_mib": 10}]
+)
+def test_host_memory_can_be_off(options):
+    memory = plan(**options)
+    assert (memory.host_units, memory.host_bytes, memory.host_full_contexts) == (0, 0, 0)
+    assert "host memory off" in memory.describe()
+
+
+def test_automatic_host_memory_in_which_nothing_fits_is_off():
+    assert plan(ram=Ram(4 * UNITS_PER_STATE * PAGE_BYTES, GIB)).host_units == 0
+
+
+def test_host_memory_that_is_asked_for_and_holds_nothing_is_refused_with_what_it_takes():
+    wide = replace(CONFIG, layer_kinds=(LayerKind.LINEAR_ATTENTION,) * 30 + (LayerKind.FULL_ATTENTION,))
+    least_mib = -(-(-(-10 * SLOT_BYTES // PAGE_BYTES) + 1) * PAGE_BYTES // 2**20)
+    with pytest.raises(UnusableOptionError, match=f"is 2, but one checkpoint of this model takes {least_mib} MiB"):
+        plan(config=wide, host_cache_mib=2)
+    assert plan(config=wide, host_cache_mib=least_mib).host_units >= plan(config=wide).host_units_per_state + 1
+
+
+@pytest.mark.parametrize(("cap", "expected"), [(None, 3), (2, 2), (9, 3)])
+def test_conversations_in_host_memory_have_a_state_each(cap, expected):
+    units = 3 * (10 + UNITS_PER_STATE) + 9
+    memory = plan(max_context=160, host_cache_mib=-(-units * PAGE_BYTES // 2**20), host_state_slots=cap)
+    assert memory.host_full_contexts == expected
+    assert f"and {expected} in host memory" in memory.describe_room()
+
+
+def test_without_states_host_memory_holds_pages_alone():
+    plain = replace(CONFIG, layer_kinds=(LayerKind.FULL_ATTENTION,) * 4, gated_delta_net=None)
+    memory = plan(config=plain, max_context=160, host_cache_mib=4)
+    assert (memory.host_units_per_state, memory.host_full_contexts) == (1, memory.host_units // 10)
 
 
 def test_a_context_longer_than_the_model_s_is_refused_with_both_numbers():
@@ -97,7 +167,7 @@ def test_the_plan_says_itself_in_one_line():
     line = plan(max_concurrency=2, kv_pages=512).describe()
     assert "512 KV pages of 16 tokens (4 MiB)" in line
     assert "18 state slots" in line
-    assert "2 full conversations fit" in line
+    assert "2 full conversations fit on the device" in line
     assert "\n" not in line
 
 
@@ -113,6 +183,7 @@ def test_a_cgroup_s_limit_counts_and_its_droppable_page_cache_does_not(tmp_path,
     (group / "memory.current").write_text("700\n")
     (group / "memory.stat").write_text(stat)
     assert cgroup_headrooms(tmp_path, "/system.slice/dalsegno.service") == expected
+    assert cgroup_limits(tmp_path, "/system.slice/dalsegno.service") == ([int(limit)] if expected else [])
 
 
 def test_a_version_1_cgroup_counts_too(tmp_path):
@@ -123,7 +194,14 @@ def test_a_version_1_cgroup_counts_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_concurrency": 0}, {"page_size": 0}, {"max_context": 1}, {"kv_pages": 1, "kv_cache_mib": 1}]
+    "wrong",
+    [
+        {"max_concurrency": 0},
+        {"page_size": 0},
+        {"max_context": 1},
+        {"host_cache_mib": -1},
+        {"kv_pages": 1, "kv_cache_mib": 1},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -1,12 +1,16 @@
 """The metrics: every series is there from the start, and each counts what its name says."""
 
+from typing import get_args
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cache import PoolCounts
+from cache import PoolCounts, ReuseReport
 from engine.request import Delta, FinishReason, Timings, Usage
 from engine.snapshot import EngineSnapshot, EngineStatus, StepKind
 from ops.metrics import Metrics
+from ops.outcome import outcome_of
+from server.schema.usage import LossReason
 
 CHAT = "/v1/chat/completions"
 
@@ -54,6 +58,12 @@ def test_every_series_is_there_at_zero_before_the_first_request(metrics):
         assert found[f"dalsegno_{name}_count",] == 0
     assert found["dalsegno_prompt_tokens_total",] == found["dalsegno_generation_tokens_total",] == 0
     assert found["dalsegno_build_info", "1.2.3"] == 1
+    for source in ("computed", "device", "host", "disk"):
+        assert found["dalsegno_prompt_tokens_by_source_total", source] == 0
+    for path in ("root", "private_turn_closure", "private_endpoint", "private_long_anchor", "shared_branch"):
+        assert found["dalsegno_reuse_selections_total", path] == 0
+    for reason in get_args(LossReason):
+        assert found["dalsegno_reuse_lost_tokens_total", reason] == 0
 
 
 @pytest.mark.parametrize(
@@ -69,8 +79,8 @@ def test_every_series_is_there_at_zero_before_the_first_request(metrics):
     ],
 )
 def test_a_request_counts_once_under_its_outcome(metrics, status, has_failed, outcome):
-    metrics.request_ended(CHAT, status, 0.5, has_failed=has_failed)
-    metrics.request_ended("/elsewhere", status, 0.5, has_failed=has_failed)
+    for endpoint in (CHAT, "/elsewhere"):
+        metrics.request_ended(endpoint, outcome_of(status, has_failed), 0.5)
     counted = {key: value for key, value in read(metrics).items() if key[0] == "dalsegno_requests_total" and value}
     assert counted == {("dalsegno_requests_total", CHAT, outcome): 1}
     assert read(metrics)["dalsegno_request_duration_seconds_sum",] == 0.5
@@ -92,6 +102,28 @@ def test_an_answer_is_counted_as_it_is_taken(metrics, clock, cached, reuse):
     assert found["dalsegno_inter_token_latency_seconds_sum",] == 1.5
     assert found["dalsegno_time_to_first_token_seconds_sum", reuse] == 0.75
     assert found["dalsegno_queue_seconds_sum",] == 0.25
+
+
+def test_a_prompt_is_counted_by_where_its_tokens_came_from(metrics):
+    reports = [
+        ReuseReport("root", 10, 0, 6, {"device": 0, "host": 0, "disk": 0}, {"evicted_state": 6, "cold": 3}),
+        ReuseReport("private_endpoint", 20, 15, 16, {"device": 4, "host": 11, "disk": 0}, {"evicted_state": 1}),
+    ]
+    for reuse in reports:
+        usage = Usage(reuse.prompt_tokens, 1, reuse.cached_tokens)
+        metrics.new_generation()(Delta("", (), FinishReason.STOP, usage, Timings(), reuse))
+    found = read(metrics)
+    sources = {
+        source: found["dalsegno_prompt_tokens_by_source_total", source] for source in ("computed", "device", "host")
+    }
+    assert sources == {"computed": 15, "device": 4, "host": 11}
+    assert found["dalsegno_prompt_tokens_total",] == sum(sources.values())
+    assert found["dalsegno_reuse_achieved_tokens_total",] == 15
+    assert found["dalsegno_reuse_achievable_tokens_total",] == 22
+    assert found["dalsegno_reuse_selections_total", "root"] == 1
+    assert found["dalsegno_reuse_selections_total", "private_endpoint"] == 1
+    assert found["dalsegno_reuse_lost_tokens_total", "evicted_state"] == 7
+    assert found["dalsegno_reuse_lost_tokens_total", "cold"] == 3
 
 
 def test_the_engine_is_read_at_each_scrape(metrics):

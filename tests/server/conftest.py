@@ -45,8 +45,9 @@ async def client(settings: Settings, anyio_backend: str) -> AsyncIterator[httpx.
     await daemon.stop()
 
 
-def client_of(app: object) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+def client_of(app: object, client: tuple[str, int] | None = ("127.0.0.1", 123)) -> httpx.AsyncClient:
+    """`client` is the address from which the requests seem to come."""
+    transport = httpx.ASGITransport(app, client=client)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=transport, base_url="http://daemon")
 
 

@@ -34,8 +34,10 @@ def test_the_start_up_line_says_where_what_and_how_much(monkeypatch, capsys, tin
     attach = Daemon.attach
     monkeypatch.setattr(Daemon, "attach", attached)
     flags = ["--max-context", "512", "--kv-cache-mib", "1", "--max-concurrency", "3", "--device-state-slots", "2"]
+    flags += ["--host-cache-mib", "8", "--host-state-slots", "9"]
     assert run(["serve", str(tiny_model), "--port", "0", *flags]) == 0
     printed = capsys.readouterr().out
     assert "serves tiny (qwen3_5) at http://127.0.0.1:" in printed
     # 1 MiB of pages of 4 KiB; a conversation takes 32 of them and one of the 3 + 2 slots.
-    assert "backend torch, 256 KV pages of 16 tokens, 5 state slots; 5 conversations of 512 tokens fit" in printed
+    assert "backend torch, 256 KV pages of 16 tokens, 5 state slots, 8 MiB of host memory;" in printed
+    assert "; 5 conversations of 512 tokens fit on the device, 9 in host memory; ready after" in printed

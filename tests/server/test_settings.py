@@ -47,6 +47,8 @@ def test_the_nearest_source_wins_and_is_named(tmp_path, flags, environ, toml, po
         ({"toml": "[server]\nport = true"}, "server.port is True (file "),
         ({"toml": "[cache]\npage_size = 0"}, "expected an integer, 1 or more, or auto"),
         ({"toml": "[cache]\nkv_pages = 'many'"}, "cache.kv_pages is 'many'"),
+        ({"toml": "[cache]\nhost_state_slots = 0"}, "expected an integer, 1 or more, or none"),
+        ({"environ": {"DALSEGNO_CACHE_HOST_CACHE_MIB": "-1"}}, "expected an integer number of MiB, 0 or more, or auto"),
         ({"toml": "[server]\nprot = 1"}, "unknown key 'server.prot'; the nearest is 'server.port'"),
         ({"toml": "port = 1"}, "unknown key 'port'; the nearest is 'server.port'"),
         ({"toml": "[sever]\nport = 1"}, "unknown key 'sever'; the nearest is '[server]'"),
@@ -128,8 +130,18 @@ def test_api_keys_come_from_a_file_with_one_key_per_line(tmp_path):
     assert [key.get_secret_value() for key in keys] == ["a", "b", "c"]
 
 
-def test_api_keys_are_never_shown(tmp_path):
-    settings = resolve({"server.api_keys": [SECRET]}, environ={}).settings
+def test_the_admin_key_comes_from_a_file_with_that_key_alone(tmp_path):
+    file = tmp_path / "key"
+    file.write_text("# ours\na\n", encoding="utf-8")
+    settings = resolve({"server.admin_key": f"@{file}"}, environ={}).settings
+    assert settings.server.admin_key.get_secret_value() == "a"
+    file.write_text("a\nb\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="holds 2 keys; expected one"):
+        resolve({"server.admin_key": f"@{file}"}, environ={})
+
+
+def test_keys_are_never_shown(tmp_path):
+    settings = resolve({"server.api_keys": [SECRET], "server.admin_key": f"{SECRET}!"}, environ={}).settings
     assert SECRET not in to_toml(settings, {key.dotted: "" for key in all_keys()})
     assert SECRET not in repr(settings)
     with pytest.raises(ConfigurationError) as caught:
@@ -148,3 +160,17 @@ def test_api_keys_are_never_shown(tmp_path):
 )
 def test_reuse_is_on_unless_it_is_switched_off(tmp_path, sources, kept):
     assert engine_options(resolve_sources(tmp_path, **sources).settings).prefix_reuse is kept
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "option", "expected"),
+    [
+        ("cache.self_heal", "false", "self_heal", False),
+        ("cache.host_cache_mib", "0", "host_cache_mib", 0),
+        ("cache.host_cache_mib", "auto", "host_cache_mib", None),
+        ("cache.host_state_slots", "7", "host_state_slots", 7),
+        ("cache.host_state_slots", "none", "host_state_slots", None),
+    ],
+)
+def test_what_is_kept_in_host_memory_reaches_the_engine(name, given, option, expected):
+    assert getattr(engine_options(resolve({name: given}, environ={}).settings), option) == expected

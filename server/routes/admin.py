@@ -1,0 +1,187 @@
+"""`/admin/*`: what an operator may look at and do. The boundary lets only operators in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+
+from cache import PoolCounts, Tier
+from engine.faults import Fault
+from ops.requests import AnswerRecord, RequestRecord
+from server.body import parse, read_json_object
+from server.daemon import Daemon
+from server.errors import ApiError
+from server.openapi import documented
+from server.responses import JsonResponse
+from server.schema.admin import (
+    AnswerRecordBody,
+    AnswerResult,
+    AnswerTimings,
+    AuditAnswer,
+    CacheAnswer,
+    FaultsAnswer,
+    FaultsRequest,
+    PoolUnits,
+    RequestRecordBody,
+    ResetAnswer,
+    ResetConflict,
+    ResetRequest,
+)
+from server.schema.errors import ErrorBody
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorBody, "description": "a valid admin key is needed"},
+    403: {"model": ErrorBody, "description": "not from here, or not without the flag that the error names"},
+    503: {"model": ErrorBody, "description": "starting or draining"},
+}
+
+
+_SHOWN_CHARACTERS = 40
+
+Name = TypeVar("Name", bound=StrEnum)
+
+
+def _reset_documented() -> dict[str, Any]:
+    arguments = documented(ResetRequest, ResetAnswer)
+    conflict = {"model": ResetConflict, "description": "something is in use and was not dropped"}
+    return arguments | {"responses": arguments["responses"] | {409: conflict}}
+
+
+router = APIRouter(prefix="/admin", tags=["operation"], responses=_ERRORS)
+
+
+@router.get("/cache", response_model=CacheAnswer)
+async def show_cache(request: Request) -> JsonResponse:
+    """Units of each pool by state, and what the cache has done since the start."""
+    daemon: Daemon = request.app.state.daemon
+    now = daemon.engine.snapshot()
+    return JsonResponse(
+        CacheAnswer(
+            pools={"device_kv_pages": _units(now.kv_pages), "device_state_slots": _units(now.state_slots)},
+            requests_running=now.running,
+            requests_waiting=now.waiting,
+            selections=dict(now.cache.selections),
+            reused_tokens=now.cache.reused_tokens,
+            published={kind.value: count for kind, count in now.cache.published.items()},
+            evictions={kind.value: count for kind, count in now.cache.evictions.items()},
+            publish_skipped={reason.value: count for reason, count in now.cache.publish_skipped.items()},
+            faults=_names(daemon.engine.faults),
+        )
+    )
+
+
+@router.post("/cache/reset", **_reset_documented())
+async def reset_cache(request: Request) -> JsonResponse:
+    """Forget what is remembered in the tiers named, while traffic runs."""
+    daemon: Daemon = request.app.state.daemon
+    engine = daemon.engine
+    wanted = parse(ResetRequest, await read_json_object(request))
+    found = await engine.reset_cache(_known(Tier, wanted.tiers, "tiers"))
+    answer = ResetAnswer.model_validate({"tiers": {tier.value: asdict(counts) for tier, counts in found.items()}})
+    pinned = sum(counts.pinned_checkpoints for counts in found.values())
+    if not pinned:
+        return JsonResponse(answer)
+    error = ApiError(409, f"{pinned} checkpoints are in use and were not dropped; send it again", code="cache_in_use")
+    return JsonResponse(answer.model_dump() | error.body(), status_code=409)
+
+
+@router.post("/cache/audit", response_model=AuditAnswer)
+async def audit_cache(request: Request) -> JsonResponse:
+    """Compare pools, trees and leases from scratch."""
+    daemon: Daemon = request.app.state.daemon
+    found = await daemon.engine.audit_cache()
+    return JsonResponse(AuditAnswer(violations=list(found.violations)))
+
+
+@router.get("/requests/{name}", response_model=RequestRecordBody, responses={404: {"model": ErrorBody}})
+async def show_request(request: Request, name: str) -> JsonResponse:
+    """One of the last requests, by its `x-request-id` or the id of its answer: reuse, losses and timings."""
+    daemon: Daemon = request.app.state.daemon
+    record = daemon.requests.find(name)
+    if record is None:
+        kept = daemon.requests.capacity
+        raise ApiError(404, f"no such request; the last {kept:,} that reached the engine are kept", param="name")
+    return JsonResponse(_record(record))
+
+
+@router.get("/faults", response_model=FaultsAnswer)
+async def show_faults(request: Request) -> JsonResponse:
+    """The faults that are switched on."""
+    daemon: Daemon = request.app.state.daemon
+    return JsonResponse(FaultsAnswer(faults=_names(daemon.engine.faults)))
+
+
+@router.post("/faults", **documented(FaultsRequest, FaultsAnswer))
+async def set_faults(request: Request) -> JsonResponse:
+    """Switch on these faults and no other, for a fire drill."""
+    daemon: Daemon = request.app.state.daemon
+    if not daemon.drill.is_allowed:
+        raise ApiError(403, "fire drills are off; to hold one, start the daemon with --allow-faults")
+    engine = daemon.engine
+    wanted = parse(FaultsRequest, await read_json_object(request))
+    await engine.set_faults(frozenset(_known(Fault, wanted.faults, "faults")))
+    return JsonResponse(FaultsAnswer(faults=_names(engine.faults)))
+
+
+def _known(kind: type[Name], given: Sequence[str], param: str) -> list[Name]:
+    """The names as members of `kind`. Raises ApiError (400) that names the first unknown one."""
+    for place, name in enumerate(given):
+        if name not in set(kind):
+            raise ApiError(
+                400,
+                f"{param}[{place}] is {name[:_SHOWN_CHARACTERS]!r}; expected one of {', '.join(kind)}",
+                param=f"{param}[{place}]",
+                code="invalid_value",
+            )
+    return [kind(name) for name in given]
+
+
+def _units(counts: PoolCounts) -> PoolUnits:
+    return PoolUnits(**asdict(counts))
+
+
+def _names(faults: frozenset[Fault]) -> list[Any]:
+    return sorted(fault.value for fault in faults)
+
+
+def _record(record: RequestRecord) -> RequestRecordBody:
+    return RequestRecordBody(
+        request_id=record.request_id,
+        endpoint=record.endpoint,
+        started_unix_ms=record.started_unix_ms,
+        outcome=None if record.outcome is None else record.outcome.value,
+        answers=[_answer(answer) for answer in record.answers],
+    )
+
+
+def _answer(answer: AnswerRecord) -> AnswerRecordBody:
+    timings = None
+    if answer.timings is not None:
+        seconds = asdict(answer.timings)
+        timings = AnswerTimings(**{name.removesuffix("_seconds"): value for name, value in seconds.items()})
+    return AnswerRecordBody(
+        id=answer.answer_id,
+        finish_reason=None if answer.finish is None else answer.finish.value,
+        result=_result(answer),
+        timings_seconds=timings,
+    )
+
+
+def _result(answer: AnswerRecord) -> AnswerResult | None:
+    usage, reuse = answer.usage, answer.reuse
+    if usage is None or reuse is None:
+        return None
+    fields = {name: value for name, value in asdict(reuse).items() if name != "path"}
+    return AnswerResult.model_validate(
+        {
+            "completion_tokens": usage.completion_tokens,
+            "computed_prefill_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "reuse": reuse.path,
+            "diverged_at": None,
+            **fields,
+        }
+    )
