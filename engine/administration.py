@@ -30,13 +30,17 @@ class AuditResult:
 def reset_cache(scheduler: Scheduler, tiers: Collection[Tier]) -> dict[Tier, TierReset]:
     """Drop what is remembered in `tiers` and nobody uses at this moment."""
     cache = scheduler.cache
-    answer = dict.fromkeys(tiers, TierReset())
-    if Tier.DEVICE in answer:
-        free = {pool: pool.free for pool in (cache.pages, cache.slots)}
-        dropped = cache.reset()
-        units = {pool.name: pool.free - before for pool, before in free.items()}
-        answer[Tier.DEVICE] = TierReset(dropped, units, len(cache.retention.store))
-    return answer
+    pools = {Tier.DEVICE: (cache.pages, cache.slots), Tier.HOST: (cache.host,), Tier.DISK: ()}
+    free = {pool.name: pool.free for each in pools.values() for pool in each}
+    counts = cache.reset(tiers)
+    return {
+        tier: TierReset(
+            checkpoints=counts[tier].dropped,
+            units={pool.name: pool.free - free[pool.name] for pool in pools[tier]},
+            pinned_checkpoints=counts[tier].pinned,
+        )
+        for tier in tiers
+    }
 
 
 def audit_cache(scheduler: Scheduler) -> AuditResult:

@@ -13,10 +13,9 @@ from typing import TypeVar
 
 import torch
 
-from cache import CacheOptions, CacheStats, ContextCache, Tier
+from cache import CacheOptions, CacheStats, ContextCache, Fault, Faults, Tier
 from engine.administration import AuditResult, TierReset, audit_cache, reset_cache
 from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
-from engine.faults import Fault
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
@@ -81,7 +80,7 @@ class Engine:
         """Tokens of a KV page."""
         self.backend_name = runner.backend_name
         self.model_folder = model_folder
-        self.faults: frozenset[Fault] = frozenset()
+        self._faults = Faults()
         """Those of a fire drill that are switched on."""
         self._status = EngineStatus.STARTING
         self._cache_stats = CacheStats()
@@ -191,6 +190,11 @@ class Engine:
             step_seconds_of_kind=loop.totals.step_seconds_of_kind,
         )
 
+    @property
+    def faults(self) -> frozenset[Fault]:
+        """Those of a fire drill that are on."""
+        return self._faults.on
+
     def check(self) -> list[str]:
         """Violations of the ledger, one line each; empty when every unit is accounted for."""
         return self._loop.scheduler.check()
@@ -208,7 +212,7 @@ class Engine:
         """Switch on these faults and no other. Raises EngineUnavailableError when the engine has stopped."""
 
         def switch(_scheduler: Scheduler) -> None:
-            self.faults = faults
+            self._faults.switch(faults)
 
         await self._between_steps(switch)
 
@@ -260,6 +264,7 @@ class Engine:
                 prefix_reuse=options.prefix_reuse,
             ),
             self._cache_stats,
+            self._faults,
         )
         end_token_ids = set(self.config.eos_token_ids)
         if self.tokenizer.eos_token_id is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.faults import Fault
+from cache import Fault
 from server.configuration import ConfigurationError
 
 

@@ -87,7 +87,7 @@ def summarise(measurements: Measurements, cache: ContextCache) -> Summary:
         paths=dict(Counter(each.path for each in served)),
         lost_tokens=dict(lost.most_common()),
         ttft_seconds=quantiles(each.ttft_seconds for each in served),
-        evictions={str(kind): number for kind, number in cache.stats.evictions.most_common()},
+        evictions={f"{pool}:{kind}": number for (pool, kind), number in cache.stats.evictions.most_common()},
         publish_skipped={str(reason): number for reason, number in cache.stats.publish_skipped.most_common()},
         moved_bytes=dict(measurements.moved_bytes),
         refused=measurements.refused,

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 
-from cache import PoolCounts, Tier
-from engine.faults import Fault
+from cache import CacheStats, Fault, PoolCounts, Tier
 from ops.requests import AnswerRecord, RequestRecord
 from server.body import parse, read_json_object
 from server.daemon import Daemon
@@ -67,7 +66,7 @@ async def show_cache(request: Request) -> JsonResponse:
             selections=dict(now.cache.selections),
             reused_tokens=now.cache.reused_tokens,
             published={kind.value: count for kind, count in now.cache.published.items()},
-            evictions={kind.value: count for kind, count in now.cache.evictions.items()},
+            evictions=_evictions(now.cache),
             publish_skipped={reason.value: count for reason, count in now.cache.publish_skipped.items()},
             faults=_names(daemon.engine.faults),
         )
@@ -144,6 +143,14 @@ def _units(counts: PoolCounts) -> PoolUnits:
     return PoolUnits(**asdict(counts))
 
 
+def _evictions(stats: CacheStats) -> dict[str, dict[str, int]]:
+    """By pool and kind."""
+    counts: dict[str, dict[str, int]] = {}
+    for (pool, kind), count in stats.evictions.items():
+        counts.setdefault(pool, {})[kind.value] = count
+    return counts
+
+
 def _names(faults: frozenset[Fault]) -> list[Any]:
     return sorted(fault.value for fault in faults)
 
@@ -181,7 +188,6 @@ def _result(answer: AnswerRecord) -> AnswerResult | None:
             "completion_tokens": usage.completion_tokens,
             "computed_prefill_tokens": usage.prompt_tokens - usage.cached_tokens,
             "reuse": reuse.path,
-            "diverged_at": None,
             **fields,
         }
     )

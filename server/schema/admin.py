@@ -38,7 +38,8 @@ class CacheAnswer(AnswerModel):
     selections: dict[str, int]
     reused_tokens: int
     published: dict[str, int]
-    evictions: dict[str, int]
+    evictions: dict[str, dict[str, int]]
+    """By pool and kind of checkpoint."""
     publish_skipped: dict[str, int]
     faults: list[FaultName]
 

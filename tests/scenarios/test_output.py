@@ -105,8 +105,8 @@ async def test_s32_freed_pages_and_slots_full_of_nan_change_nothing(talking, mon
         for engine in engines:
             cache = engine._loop.scheduler.cache
             for pool, tensors in (
-                (cache.pages, self._state.kv),
-                (cache.slots, (*self._state.conv, *self._state.recurrent)),
+                (cache.pages, self._storage.state.kv),
+                (cache.slots, (*self._storage.state.conv, *self._storage.state.recurrent)),
             ):
                 held = {unit for lease in pool.leases() for unit in lease.units}
                 for unit in set(range(pool.capacity)) - held:

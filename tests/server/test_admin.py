@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from cache import Tier
 from engine.administration import TierReset
-from engine.faults import Fault
+from cache import Fault
 from server.app import create_app
 from server.drill import FireDrill
 from server.settings import ServerSettings, Settings
