@@ -5,9 +5,8 @@ import asyncio
 import pytest
 from pydantic import SecretStr
 
-from cache import Tier
+from cache import Fault, Tier
 from engine.administration import TierReset
-from cache import Fault
 from server.app import create_app
 from server.drill import FireDrill
 from server.settings import ServerSettings, Settings
