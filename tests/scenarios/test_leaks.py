@@ -98,7 +98,7 @@ async def test_s26_a_step_that_raises_costs_its_requests_and_leaves_the_rest(tal
 async def test_s26_a_broken_checkpoint_costs_one_request_and_not_its_retry(talking):
     async with talking() as talk:
         cold = await talk.ask(PROMPT, max_tokens=4)
-        state = talk.engine._loop._runner._state
+        state = talk.engine._loop._runner._storage.state
         for tensor in (*state.conv, *state.recurrent):
             tensor.fill_(float("nan"))
         with pytest.raises(EngineUnavailableError, match="not finite"):
