@@ -13,6 +13,7 @@ from bench.replay.history import Ask, Place
 from bench.replay.requests import SimRequest
 
 NEVER = 1 << 60
+BOUND = "clairvoyant (bound)"
 WEIGHTS = (0.0, 0.25, 0.5, 1.0)
 
 
@@ -25,10 +26,9 @@ class Clairvoyant(SlotPolicy):
     practice, not by proof.
     """
 
-    name = "clairvoyant"
-
     def __init__(self, slots: int, future: Future, weight: float = 0.0) -> None:
         super().__init__(slots)
+        self.name = BOUND if weight else "farthest next use"
         self.weight = weight
         self._future = future
         self._now = -1

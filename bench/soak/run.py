@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
 from bench.soak.checks import (
     Account,
     Retries,
@@ -106,10 +108,12 @@ class Soak:
                         tasks.create_task(self._work_until(goal))
                     tasks.create_task(self._interfere_until(goal))
                 await self._pause()
+            await self._look()
         finally:
             for helper in helpers:
                 helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            ends = await asyncio.gather(*helpers, return_exceptions=True)
+            self.findings.breach([f"a helper failed: {end!r}" for end in ends if isinstance(end, Exception)])
 
     @property
     def _is_hopeless(self) -> bool:
@@ -166,8 +170,12 @@ class Soak:
 
     async def _send(self, ask: Ask, manner: Manner) -> Reply:
         self._sent += 1
-        reply = await self._client.ask(ask, manner)
         findings = self.findings
+        try:
+            reply = await self._client.ask(ask, manner)
+        except httpx.HTTPError as error:
+            findings.breach([f"request {self._sent}: the daemon did not answer: {error!r}"])
+            return Reply("", error="no_answer")
         if reply.was_left:
             findings.left += 1
             self._unresolved.append(reply.request_id)
@@ -219,18 +227,25 @@ class Soak:
     async def _compare(self) -> None:
         while True:
             ask, warm = await self._to_compare.get()
-            reply = await self._cold.ask(ask, Manner(is_streamed=False))
-            self.findings.compared += 1
-            if not reply.is_answered:
-                self.findings.breach([f"the cold daemon answered {reply.status} {reply.error}"])
-                continue
-            difference = difference_from_cold(warm, reply)
-            self.findings.breach([difference] if difference else [])
+            try:
+                breach = await self._difference(ask, warm)
+            except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+                breach = f"{warm.request_id}: cannot be compared: {error!r}"
+            self.findings.breach([breach] if breach else [])
+            self._to_compare.task_done()
+
+    async def _difference(self, ask: Ask, warm: Reply) -> str:
+        self.findings.compared += 1
+        cold = await self._cold.ask(ask, Manner(is_streamed=False))
+        if not cold.is_answered:
+            return f"the cold daemon answered {cold.status} {cold.error}"
+        return difference_from_cold(warm, cold)
 
     # -- pauses
 
     async def _pause(self) -> None:
         """Nobody asks anything: the books must be closed, and a new prompt must hit when it is sent again."""
+        await self._to_compare.join()
         cache = await self._settled()
         self.findings.breach(breaches_of_pause(cache, await self._audit("in a pause")))
         self.findings.breach(await self._differences())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SIZES = "pools, as those of serve"
 _TRAFFIC = "traffic without a trace"
+_COMPARISON = "policies side by side"
 
 
 def replay(
@@ -42,6 +43,17 @@ def replay(
     ] = 16,
     kv_pages: Annotated[int, typer.Option(min=1, help="device KV pages", rich_help_panel=_SIZES)] = 13_312,
     page_size: Annotated[int, typer.Option(min=1, help="tokens in a page", rich_help_panel=_SIZES)] = 64,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="KV unlimited, only --slots states", rich_help_panel=_COMPARISON)
+    ] = False,
+    slots: Annotated[
+        str | None,
+        typer.Option(help="numbers of states, such as 40,160 or DEVICE+HOST", rich_help_panel=_COMPARISON),
+    ] = None,
+    report_from: Annotated[
+        float,
+        typer.Option(min=0, max=0.99, help="share of the trace that only warms up", rich_help_panel=_COMPARISON),
+    ] = 0.5,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw it as a PNG", metavar="FILE")] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="write the figures there; - is standard output", metavar="FILE")
@@ -63,7 +75,15 @@ def replay(
         from bench.replay.plot import require_matplotlib
 
         require_matplotlib()
+    if not compare and slots is not None:
+        raise ConfigurationError("--slots was given without --compare; pools are set with --device-state-slots")
+    if compare and plot_file is not None:
+        raise ConfigurationError("--plot and --compare were both given; a comparison is a table only")
     requests = _trace(trace, stretch, hours, sessions, seed, write_trace)
+    if compare:
+        live = sessions if trace is None else None
+        _compare(requests, model, slots or _usual_slots(live), report_from, json_file)
+        return
     _simulate(requests, model, sizes, plot_file, json_file)
 
 
@@ -107,6 +127,28 @@ def _simulate(trace: Trace, model: CostModel, sizes: Sizes, plot_file: Path | No
                 from bench.replay.plot import plot
 
                 plot(title, measurements, summary, plot_file)
+
+
+def _usual_slots(live: int | None) -> str:
+    """On the device for a tenth of the live conversations: with host memory for all, and for half of them together."""
+    if live is None:
+        return "40,160,640"
+    tenth = max(live // 10, 1)
+    return f"{tenth}+{live},{tenth}+{max(live // 2 - tenth, 1)}"
+
+
+def _compare(trace: Trace, model: CostModel, slots: str, report_from: float, json_file: str | None) -> None:
+    from bench.replay.compare import Comparison, parse_slots, render
+    from engine.progress import track
+
+    wanted = parse_slots(slots)
+    comparison = Comparison(trace, model, wanted, report_from)
+    with track("comparing", len(comparison), unit="requests") as advance:
+        comparison.run(advance)
+    outcomes = comparison.outcomes()
+    title = f"{trace.name}: the last {1 - report_from:.0%} of {len(trace):,} requests"
+    _show(render(title, outcomes), json_file)
+    _write_json(json_file, {"trace": trace.name, "outcomes": [asdict(outcome) for outcome in outcomes]})
 
 
 def _show(what: Any, json_file: str | None) -> None:

@@ -6,7 +6,7 @@ from server.app import create_app
 from server.settings import Settings
 from tests.ops.test_metrics import read
 from tests.server.conftest import client_of
-from tests.server.test_door import CHAT, HELLO
+from tests.server.test_door import CHAT, HELLO, events
 
 pytestmark = pytest.mark.anyio
 SECRET = "the secret is 17"
@@ -42,6 +42,24 @@ async def test_requests_are_counted_by_how_they_end(settings, monkeypatch):
     assert found["dalsegno_generation_tokens_total",] == 3 * 6
     assert sum(found["dalsegno_time_to_first_token_seconds_count", reuse] for reuse in ("hit", "root")) == 3
     assert found["dalsegno_step_seconds_count", "decode"] > 0
+
+
+async def test_s60_the_answers_and_the_counters_say_the_same(settings):
+    app = create_app(settings)
+    await app.state.daemon.start()
+    answers = []
+    async with client_of(app) as client:
+        for content in ("Hello", "Hello", "Hello there", "Hello"):
+            body = HELLO | {"messages": [{"role": "user", "content": content}]}
+            answers.append((await client.post(CHAT, json=body)).json())
+            answers.append(events((await client.post(CHAT, json=body | {"stream": True})).text)[-1])
+    await app.state.daemon.stop()
+    found = read(app.state.daemon.metrics)
+    cached = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers)
+    assert cached > 0
+    assert cached == found["dalsegno_reuse_achieved_tokens_total",]
+    assert cached == sum(found["dalsegno_prompt_tokens_by_source_total", tier] for tier in ("device", "host", "disk"))
+    assert sum(answer["usage"]["prompt_tokens"] for answer in answers) == found["dalsegno_prompt_tokens_total",]
 
 
 async def test_a_daemon_without_a_model_has_metrics():
