@@ -1,4 +1,4 @@
-"""The engine's own counts, read at the moment of a scrape."""
+"""The engine's own counts, read at the moment of a scrape; those of the cache are in `ops/cache_metrics.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.snapshot import EngineSnapshot, StepKind
+from ops.cache_metrics import cache_metrics
 
 
 class EngineCollector(Collector):
@@ -25,14 +26,7 @@ class EngineCollector(Collector):
         now, prefix = self._snapshot(), self._prefix
         yield GaugeMetricFamily(f"{prefix}_requests_running", "Requests that hold pages and a slot.", now.running)
         yield GaugeMetricFamily(f"{prefix}_requests_waiting", "Requests that wait for room.", now.waiting)
-        units = GaugeMetricFamily(f"{prefix}_cache_units", "Units of a pool by state.", labels=["pool", "state"])
-        capacity = GaugeMetricFamily(f"{prefix}_cache_capacity", "Units of a pool.", labels=["pool"])
-        for pool, counts in (("device_kv_pages", now.kv_pages), ("device_state_slots", now.state_slots)):
-            capacity.add_metric([pool], counts.capacity)
-            for state in ("free", "cached", "pinned", "in_flight"):
-                units.add_metric([pool, state], getattr(counts, state))
-        yield units
-        yield capacity
+        yield from cache_metrics(prefix, now)
         steps = SummaryMetricFamily(f"{prefix}_step_seconds", "Steps by what they compute.", labels=["kind"])
         for kind in StepKind:
             steps.add_metric([kind.value], now.steps_of_kind[kind], now.step_seconds_of_kind[kind])

@@ -6,12 +6,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter
 
-from cache import ROOT_PATH, CheckpointKind, ReuseReport, Tier
+from cache import ROOT_PATH, CheckpointKind, LossReason, ReuseReport, Tier
 
-LOSS_REASONS = (
-    *("cold", "diverged", "evicted_state", "evicted_kv", "no_checkpoint"),
-    *("publish_skipped", "restore_failed", "structural", "bypass"),
-)
 _COMPUTED = "computed"
 
 
@@ -36,7 +32,10 @@ class ReuseMeter:
             (ROOT_PATH, *(kind.value for kind in CheckpointKind)),
         )
         self._lost = labelled(
-            "reuse_lost_tokens", "Prompt tokens that were not reused, by the reason.", "reason", LOSS_REASONS
+            "reuse_lost_tokens",
+            "Prompt tokens that were not reused, by the reason.",
+            "reason",
+            (reason.value for reason in LossReason),
         )
         self._achievable = Counter(
             f"{prefix}_reuse_achievable_tokens", "Prompt tokens that had been computed before.", registry=registry

@@ -99,7 +99,7 @@ class Observer:
     def counters(self) -> dict[str, int]:
         """Everything that the daemon had counted about its cache when it was last looked at."""
         values = {} if self._last is None else self._last.values
-        parts = ("_cache_", "_reuse_", "_tokens_")
+        parts = ("_cache_", "_reuse_", "_tokens_", "_step_seconds_")
         return {
             " ".join(name): int(value) for name, value in values.items() if value and any(p in name[0] for p in parts)
         }

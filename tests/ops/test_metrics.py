@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cache import PoolCounts, ReuseReport
+from cache import CacheStats, CheckpointKind, PoolCounts, ReuseReport, SkipReason
 from engine.request import Delta, FinishReason, Timings, Usage
 from engine.snapshot import EngineSnapshot, EngineStatus, StepKind
 from ops.metrics import Metrics
@@ -41,10 +41,14 @@ def read(metrics):
 
 
 def snapshot(**counts):
-    pools = {"kv_pages": PoolCounts(10, 4, 3, 2, 1), "state_slots": PoolCounts(5, 5, 0, 0, 0)}
+    pools = {
+        "kv_pages": PoolCounts(10, 4, 3, 2, 1),
+        "state_slots": PoolCounts(5, 5, 0, 0, 0),
+    }
     zeros = dict.fromkeys(EngineSnapshot.__dataclass_fields__, 0)
     kinds = {"steps_of_kind": dict.fromkeys(StepKind, 0), "step_seconds_of_kind": dict.fromkeys(StepKind, 0.0)}
-    return EngineSnapshot(**zeros | pools | kinds | {"status": EngineStatus.RUNNING} | counts)
+    cache = {"cache": CacheStats()}
+    return EngineSnapshot(**zeros | pools | kinds | cache | {"status": EngineStatus.RUNNING} | counts)
 
 
 def test_every_series_is_there_at_zero_before_the_first_request(metrics):
@@ -142,6 +146,36 @@ def test_the_engine_is_read_at_each_scrape(metrics):
     assert found["dalsegno_requests_running",] == 0
     for kind in ("prefill", "decode", "mixed"):
         assert (found["dalsegno_step_seconds_count", kind], found["dalsegno_step_seconds_sum", kind]) == (3, 0.5)
+
+
+def test_the_cache_is_read_at_each_scrape_with_every_series_from_the_start(metrics):
+    stats = CacheStats()
+    now = [snapshot(cache=stats)]
+    metrics.watch_engine(lambda: now[0], "demo", "qwen3_5", "torch")
+    found = read(metrics)
+    for pool, capacity in (("device_kv_pages", 10), ("device_state_slots", 5)):
+        assert found["dalsegno_cache_capacity", pool] == capacity
+        states = ("free", "cached", "pinned", "in_flight")
+        assert sum(found["dalsegno_cache_units", pool, state] for state in states) == capacity
+    for pool in ("device_kv_pages", "device_state_slots", "host_units"):
+        assert found["dalsegno_cache_orphans_reclaimed_total", pool] == 0
+        for kind in CheckpointKind:
+            assert found["dalsegno_cache_evictions_total", kind.value, pool] == 0
+    for reason in SkipReason:
+        assert found["dalsegno_cache_publish_skipped_total", reason.value] == 0
+    assert found["dalsegno_cache_restore_failures_total",] == found["dalsegno_cache_ledger_violations_total",] == 0
+
+    stats.evictions["host_units", CheckpointKind.PRIVATE_ENDPOINT] += 2
+    stats.publish_skipped[SkipReason.HOST_PINNED] += 3
+    stats.restore_failures, stats.violations = 4, 5
+    stats.orphans_reclaimed["host_units"] += 6
+    now[0] = snapshot(cache=stats)
+    found = read(metrics)
+    assert found["dalsegno_cache_evictions_total", "private_endpoint", "host_units"] == 2
+    assert found["dalsegno_cache_publish_skipped_total", "host_pinned"] == 3
+    assert found["dalsegno_cache_restore_failures_total",] == 4
+    assert found["dalsegno_cache_ledger_violations_total",] == 5
+    assert found["dalsegno_cache_orphans_reclaimed_total", "host_units"] == 6
 
 
 def test_openmetrics_is_there_for_who_asks(metrics):

@@ -1,0 +1,66 @@
+"""What a snapshot tells about the cache, as families of metrics; every labelled series is there from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from cache import CheckpointKind, SkipReason
+from engine.snapshot import EngineSnapshot
+
+_STATES = ("free", "cached", "pinned", "in_flight")
+_EVICTING_POOLS = ("device_kv_pages", "device_state_slots", "host_units")
+"""`host_state_slots` counts images whose units are those of `host_units`, so it loses none of its own."""
+
+
+def cache_metrics(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
+    """Names and meanings are those of the interface."""
+    yield from _pools(prefix, now)
+    yield from _losses(prefix, now)
+    yield from _faults(prefix, now)
+
+
+def _pools(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
+    units = GaugeMetricFamily(f"{prefix}_cache_units", "Units of a pool by state.", labels=["pool", "state"])
+    capacity = GaugeMetricFamily(f"{prefix}_cache_capacity", "Units of a pool.", labels=["pool"])
+    for pool, counts in (("device_kv_pages", now.kv_pages), ("device_state_slots", now.state_slots)):
+        capacity.add_metric([pool], counts.capacity)
+        for state in _STATES:
+            units.add_metric([pool, state], getattr(counts, state))
+    yield units
+    yield capacity
+
+
+def _losses(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
+    evictions = CounterMetricFamily(
+        f"{prefix}_cache_evictions", "Checkpoints that gave way in a pool, by kind.", labels=["pool", "kind"]
+    )
+    for pool in _EVICTING_POOLS:
+        for kind in CheckpointKind:
+            evictions.add_metric([pool, kind.value], now.cache.evictions[pool, kind])
+    yield evictions
+    skipped = CounterMetricFamily(
+        f"{prefix}_cache_publish_skipped", "Checkpoints that were wanted and not kept, by reason.", labels=["reason"]
+    )
+    for reason in SkipReason:
+        skipped.add_metric([reason.value], now.cache.publish_skipped[reason])
+    yield skipped
+
+
+def _faults(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        f"{prefix}_cache_restore_failures",
+        "Requests whose copy from host memory failed.",
+        value=now.cache.restore_failures,
+    )
+    yield CounterMetricFamily(
+        f"{prefix}_cache_ledger_violations", "Violations that audits have found.", value=now.cache.violations
+    )
+    orphans = CounterMetricFamily(
+        f"{prefix}_cache_orphans_reclaimed", "Units that nobody held and that were given back.", labels=["pool"]
+    )
+    for pool in _EVICTING_POOLS:
+        orphans.add_metric([pool], now.cache.orphans_reclaimed[pool])
+    yield orphans
