@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rich.table import Table
 
@@ -61,6 +62,25 @@ def parse_slots(text: str) -> list[Slots]:
     return found
 
 
+def usual_slots(trace: Trace) -> list[Slots]:
+    """For the most conversations that live at one time: on the device a tenth of them, with host memory for all, and
+    for half of them in both tiers together. 40, 160 and 640 where a trace does not tell its conversations."""
+    live = most_live(trace)
+    if live < 2:
+        return [Slots(40), Slots(160), Slots(640)]
+    tenth = max(live // 10, 1)
+    return [Slots(tenth, live), Slots(tenth, max(live // 2 - tenth, 0))]
+
+
+def most_live(trace: Trace) -> int:
+    """Threads that have begun and will go on, at the moment when there are most."""
+    lives: dict[str, list[float]] = {}
+    for request in trace.requests():
+        lives.setdefault(request.thread, []).append(request.arrival_seconds)
+    changes = [change for times in lives.values() if len(times) > 1 for change in ((times[0], 1), (times[-1], -1))]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
 class Comparison:
     """One trace for all. Mutable: `run` fills in what each policy reused."""
 
@@ -73,10 +93,10 @@ class Comparison:
         history = History(offer_rules(scale, model, max_anchors=0), trace.tokens_per_symbol)
         self._asks = [history.ask(request) for request in trace.requests()]
         self._first = int(len(self._asks) * report_from)
-        self._entrants = self._enter(scale, history.symbols)
+        self._entrants = self._enter(scale, model, history.symbols)
         self._hits = [0] * len(self._entrants)
 
-    def _enter(self, scale: Scale, symbols: int) -> list[tuple[Slots, Policy]]:
+    def _enter(self, scale: Scale, model: CostModel, symbols: int) -> list[tuple[Slots, Policy]]:
         asks, fitted_on = self._asks, self._asks[: self._first]
         longest = max((-(-ask.prompt_tokens // scale.tokens_per_symbol) for ask in asks), default=0)
         future = Future(asks)
@@ -85,7 +105,7 @@ class Comparison:
             total = slots.total
             online: list[Policy] = [Lru(total), RadixLru(total), BlockAligned(total), Marconi.fitted(total, fitted_on)]
             bounds: list[Policy] = [Clairvoyant(total, future, weight) for weight in WEIGHTS]
-            ours = Dalsegno(slots.device, scale, symbols, longest)
+            ours = Dalsegno(slots.device, slots.host, scale, model, symbols + longest)
             entrants += [(slots, policy) for policy in (*online, ours, *bounds)]
         return entrants
 

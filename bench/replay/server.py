@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from bench.replay.copies import BackgroundCopies
 from bench.replay.cost_model import CostModel
 from bench.replay.history import named_frontiers
 from bench.replay.measure import Measurements, Sample, Served
 from bench.replay.requests import SimRequest, Symbols
 from bench.replay.sizes import Scale, Sizes, cache_options
-from cache import CaptureTicket, ContextCache, Copy, CopyObject, Match, RequestLease, ReuseReport, Tier, check
+from cache import CaptureTicket, ContextCache, Copy, Match, PoolCounts, RequestLease, ReuseReport, Tier, audit
 from engine.frontiers import MAX_ANCHORS, anchors
 
 _OUTPUT_STEP_TOKENS = 64
@@ -29,6 +30,7 @@ class SimSequence:
         "is_held_back",
         "lease",
         "produced_tokens",
+        "ready_at",
         "report",
         "request",
         "sent_at",
@@ -48,6 +50,8 @@ class SimSequence:
         """Symbols, of the prompt and, for one that was suspended, of what it had answered."""
         self.lease: RequestLease | None = None
         self.report: ReuseReport | None = None
+        self.ready_at = 0.0
+        """When what it is resumed from is on the device."""
         self.first_token_at: float | None = None
         self.is_held_back = False
         self.tried_at = -1
@@ -74,6 +78,7 @@ class SimServer:
         self._scale = scale
         self._model = model
         self._measurements = measurements
+        self._copies = BackgroundCopies(self.cache, model, measurements.moved_bytes)
         self._waiting: deque[SimSequence] = deque()
         self._prefilling: list[SimSequence] = []
         self._decoding: list[SimSequence] = []
@@ -99,8 +104,12 @@ class SimServer:
 
     def advance(self, until: float) -> None:
         """One step, or as many steps of decode as nothing can happen in; not much beyond `until`."""
+        self._copies.settle(self.now)
+        self._end_restores()
         self._admit()
+        self._copies.demote(self.now)
         pieces = self._pieces()
+        until = min([until, *(sequence.ready_at for sequence in self._prefilling if sequence.held.is_restoring)])
         if pieces:
             self._prefill(pieces)
         elif self._decoding:
@@ -109,11 +118,18 @@ class SimServer:
             self.now = max(self.now, until)
 
     def sample(self) -> None:
-        """Write down the pools, after a check of everything from scratch."""
-        self._measurements.violations += [f"at {self.now:.0f} s: {line}" for line in check(self.cache)]
-        self._measurements.checks += 1
-        pools = {pool.name: pool.counts() for pool in (self.cache.slots, self.cache.pages)}
+        """Write down the pools."""
+        cache = self.cache
+        pools = {pool.name: pool.counts() for pool in (cache.slots, cache.pages, cache.host) if pool.capacity}
+        if cache.options.host_states:
+            pools["host_state_slots"] = _host_states(cache)
         self._measurements.samples.append(Sample(self.now, pools, len(self._waiting), self._running))
+
+    def audit(self) -> None:
+        """Check everything from scratch, and write down what was found."""
+        report = audit(self.cache)
+        self._measurements.checks += 1
+        self._measurements.violations += [f"at {self.now:.0f} s: {line}" for line in report.violations]
 
     # -- admission
 
@@ -164,7 +180,15 @@ class SimServer:
         sequence.lease = lease
         sequence.report = sequence.report or report
         sequence.computed = lease.cached_tokens
+        if lease.is_restoring:
+            sequence.ready_at = self._copies.begin_restore(lease, self.now)
         return True
+
+    def _end_restores(self) -> None:
+        for sequence in self._prefilling:
+            if sequence.held.is_restoring and sequence.ready_at <= self.now:
+                self.cache.confirm_restore(sequence.held, self.now)
+                self._changes += 1
 
     def _has_waited_enough(self, sequence: SimSequence) -> bool:
         return sequence.is_held_back and self.now - sequence.sent_at > _MOST_HELD_BACK_SECONDS
@@ -176,6 +200,8 @@ class SimServer:
         chunk = budget = self._scale.chunk_symbols
         pieces: list[tuple[SimSequence, int]] = []
         for sequence in self._prefilling:
+            if sequence.held.is_restoring:
+                continue
             start, goal = sequence.computed, self._goal(sequence)
             ends = [f.tokens for f in sequence.held.wanted if f.tokens > start]
             end = min([(start // chunk + 1) * chunk, goal, *ends])
@@ -189,11 +215,12 @@ class SimServer:
         return len(sequence.request.prompt) + self._scale.symbols(sequence.produced_tokens)
 
     def _prefill(self, pieces: list[tuple[SimSequence, int]]) -> None:
-        seconds, tickets = 0.0, []
+        seconds, computed, tickets = 0.0, 0, []
         for sequence, end in pieces:
             tokens = (end - sequence.computed) * self._scale.tokens_per_symbol
             if end == len(sequence.request.prompt):
                 tokens -= end * self._scale.tokens_per_symbol - sequence.request.prompt_tokens
+            computed += end - sequence.computed
             seconds += tokens / self._model.prefill_tokens_per_second
             seconds += self._resume(sequence.held)
             for frontier in [f for f in sequence.held.wanted if f.tokens == end]:
@@ -202,6 +229,7 @@ class SimServer:
                 if isinstance(ticket, CaptureTicket):
                     tickets.append(ticket)
                     seconds += self._copy_on_device(() if ticket.copy is None else (ticket.copy,))
+        self.cache.costs.saw_prefill(computed, seconds, self.now + seconds)
         growing = [sequence for sequence in tuple(self._decoding) if self._has_room(sequence)]
         seconds += self._model.decode_seconds(len(growing))
         self.now += seconds
@@ -312,22 +340,24 @@ class SimServer:
 
     def _resume(self, lease: RequestLease) -> float:
         """Run what has to be copied within the device before the first segment; returns what it costs."""
-        if not lease.restore:
+        if not lease.is_resuming:
             return 0.0
-        seconds = self._copy_on_device(lease.restore)
-        self.cache.confirm_restore(lease)
+        seconds = self._copy_on_device(lease.resume)
+        self.cache.confirm_resume(lease)
         self._changes += 1
         return seconds
 
     def _copy_on_device(self, copies: Iterable[Copy]) -> float:
-        moved = sum(self._bytes(copy) for copy in copies)
+        moved = self.cache.options.bytes_of(copies)
         self._measurements.moved_bytes["within the device"] += moved
         return moved / self._model.device_copy_bytes_per_second
 
-    def _bytes(self, copy: Copy) -> int:
-        if copy.what is CopyObject.STATE:
-            return self._model.state_bytes
-        return self._scale.page_tokens * self._model.kv_bytes_per_token
+
+def _host_states(cache: ContextCache) -> PoolCounts:
+    """State images in host memory, against the most that fit."""
+    capacity, held = cache.options.host_states, cache.tiers.host_states
+    in_flight = sum(demotion.state is not None for demotion in cache.demotions.under_way)
+    return PoolCounts(capacity, capacity - held, cached=held - in_flight, pinned=0, in_flight=in_flight)
 
 
 def _unknown(number: int, symbols: int) -> Symbols:

@@ -15,6 +15,7 @@ from cache import ContextCache
 from engine.progress import Advance
 
 _SAMPLE_SECONDS = 60.0
+_AUDIT_SECONDS = 300.0
 
 
 class Simulation:
@@ -29,7 +30,7 @@ class Simulation:
         self._history = History(offer_rules(scale, model), trace.tokens_per_symbol)
         self._queues: dict[str, deque[SimRequest]] = {}
         """Of each thread that waits for an answer, what it will send after that."""
-        self._next_sample = 0.0
+        self._next_sample = self._next_audit = 0.0
 
     @property
     def cache(self) -> ContextCache:
@@ -40,6 +41,7 @@ class Simulation:
         while self._turn(advance):
             pass
         self._server.sample()
+        self._server.audit()
 
     def _turn(self, advance: Advance) -> bool:
         """One step of the daemon, and what is sent before it; False at the end."""
@@ -52,6 +54,9 @@ class Simulation:
         if server.now >= self._next_sample:
             server.sample()
             self._next_sample = server.now + _SAMPLE_SECONDS
+        if server.now >= self._next_audit:
+            server.audit()
+            self._next_audit = server.now + _AUDIT_SECONDS
         arrival = self._next.arrival_seconds if self._next is not None else server.now + _SAMPLE_SECONDS
         server.advance(arrival)
         while server.answered:

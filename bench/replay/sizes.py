@@ -60,11 +60,17 @@ def scale_of(tokens_per_symbol: int, page_tokens: int, model: CostModel) -> Scal
 
 def cache_options(sizes: Sizes, scale: Scale, model: CostModel) -> CacheOptions:
     """The options of the real cache, with pages of whole symbols and the bytes that the flags ask for."""
+    page_bytes = scale.page_tokens * model.kv_bytes_per_token
     return CacheOptions(
         page_size=scale.page_symbols,
         kv_pages=max(sizes.kv_pages * sizes.page_tokens // scale.page_tokens, 1),
         state_slots=sizes.max_concurrency + sizes.device_state_slots,
         has_state=model.state_bytes > 0,
+        host_units=(sizes.host_cache_mib * _MIB) // page_bytes,
+        host_units_per_state=max(-(-model.state_bytes // page_bytes), 1),
+        host_state_cap=sizes.host_state_slots,
+        page_bytes=page_bytes,
+        state_bytes=model.state_bytes,
     )
 
 

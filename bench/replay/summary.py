@@ -45,7 +45,8 @@ class Summary:
     paths: dict[str, int]
     lost_tokens: dict[str, int]
     ttft_seconds: Quantiles | None
-    evictions: dict[str, int]
+    evictions: dict[str, dict[str, int]]
+    """Checkpoints that left a pool, by pool and kind."""
     publish_skipped: dict[str, int]
     moved_bytes: dict[str, int]
     refused: int
@@ -53,6 +54,8 @@ class Summary:
     longest_queue: int
     checks: int
     violations: list[str]
+    orphans: int
+    """Units that audits gave back because nobody held them."""
 
 
 def reuse_of(served: Sequence[Served]) -> Reuse:
@@ -80,6 +83,9 @@ def summarise(measurements: Measurements, cache: ContextCache) -> Summary:
     lost: Counter[str] = Counter()
     for each in served:
         lost.update(each.lost)
+    evictions: dict[str, dict[str, int]] = {}
+    for (pool, kind), number in cache.stats.evictions.most_common():
+        evictions.setdefault(pool, {})[str(kind)] = number
     return Summary(
         seconds=max((each.ended_at for each in served), default=0.0),
         reuse=reuse_of(served),
@@ -87,7 +93,7 @@ def summarise(measurements: Measurements, cache: ContextCache) -> Summary:
         paths=dict(Counter(each.path for each in served)),
         lost_tokens=dict(lost.most_common()),
         ttft_seconds=quantiles(each.ttft_seconds for each in served),
-        evictions={f"{pool}:{kind}": number for (pool, kind), number in cache.stats.evictions.most_common()},
+        evictions=evictions,
         publish_skipped={str(reason): number for reason, number in cache.stats.publish_skipped.most_common()},
         moved_bytes=dict(measurements.moved_bytes),
         refused=measurements.refused,
@@ -95,4 +101,5 @@ def summarise(measurements: Measurements, cache: ContextCache) -> Summary:
         longest_queue=max((sample.waiting for sample in measurements.samples), default=0),
         checks=measurements.checks,
         violations=measurements.violations,
+        orphans=cache.stats.orphans_reclaimed.total(),
     )

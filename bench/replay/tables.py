@@ -32,8 +32,8 @@ def _figures(title: str, summary: Summary) -> Table:
     table.add_row("longest queue", f"{summary.longest_queue:,} requests")
     for reason, tokens in summary.lost_tokens.items():
         table.add_row(f"lost: {reason}", f"{tokens:,} tokens")
-    for kind, number in summary.evictions.items():
-        table.add_row(f"evicted: {kind}", f"{number:,}")
+    for pool, kinds in summary.evictions.items():
+        table.add_row(f"evicted from {pool}", f"{sum(kinds.values()):,} checkpoints")
     for direction, moved in sorted(summary.moved_bytes.items()):
         table.add_row(f"moved: {direction}", f"{moved / _GB:,.1f} GB")
     return table
@@ -50,12 +50,15 @@ def _hours(summary: Summary) -> Table:
 
 def _lines(summary: Summary) -> Iterable[str]:
     yield f"reused by path: {_counts(summary.paths)}"
-    yield f"not captured: {_counts(summary.publish_skipped)}"
+    for pool, kinds in summary.evictions.items():
+        yield f"evicted from {pool}: {_counts(kinds)}"
+    yield f"not captured, or not copied to host memory: {_counts(summary.publish_skipped)}"
     if summary.refused:
         yield f"{summary.refused:,} requests were refused, for they can never fit into the KV pages"
     if summary.suspensions:
         yield f"{summary.suspensions:,} times a request was suspended for want of KV pages"
-    yield f"{summary.checks:,} checks of every pool and reference: {len(summary.violations):,} violations"
+    found = f"{len(summary.violations):,} violations, {summary.orphans:,} orphans"
+    yield f"{summary.checks:,} audits of every pool and reference: {found}"
     yield from summary.violations[:10]
 
 

@@ -41,6 +41,12 @@ def replay(
     device_state_slots: Annotated[
         int, typer.Option(min=0, help="checkpoints on the device", rich_help_panel=_SIZES)
     ] = 16,
+    host_state_slots: Annotated[
+        int, typer.Option(min=0, help="most state images in host memory", rich_help_panel=_SIZES)
+    ] = 24,
+    host_cache_mib: Annotated[
+        int, typer.Option(min=0, help="host memory for KV and state together", rich_help_panel=_SIZES)
+    ] = 32_768,
     kv_pages: Annotated[int, typer.Option(min=1, help="device KV pages", rich_help_panel=_SIZES)] = 13_312,
     page_size: Annotated[int, typer.Option(min=1, help="tokens in a page", rich_help_panel=_SIZES)] = 64,
     compare: Annotated[
@@ -68,6 +74,8 @@ def replay(
     sizes = Sizes(
         max_concurrency=max_concurrency,
         device_state_slots=device_state_slots,
+        host_state_slots=host_state_slots,
+        host_cache_mib=host_cache_mib,
         kv_pages=kv_pages,
         page_tokens=page_size,
     )
@@ -81,8 +89,7 @@ def replay(
         raise ConfigurationError("--plot and --compare were both given; a comparison is a table only")
     requests = _trace(trace, stretch, hours, sessions, seed, write_trace)
     if compare:
-        live = sessions if trace is None else None
-        _compare(requests, model, slots or _usual_slots(live), report_from, json_file)
+        _compare(requests, model, slots, report_from, json_file)
         return
     _simulate(requests, model, sizes, plot_file, json_file)
 
@@ -129,19 +136,11 @@ def _simulate(trace: Trace, model: CostModel, sizes: Sizes, plot_file: Path | No
                 plot(title, measurements, summary, plot_file)
 
 
-def _usual_slots(live: int | None) -> str:
-    """On the device for a tenth of the live conversations: with host memory for all, and for half of them together."""
-    if live is None:
-        return "40,160,640"
-    tenth = max(live // 10, 1)
-    return f"{tenth}+{live},{tenth}+{max(live // 2 - tenth, 1)}"
-
-
-def _compare(trace: Trace, model: CostModel, slots: str, report_from: float, json_file: str | None) -> None:
-    from bench.replay.compare import Comparison, parse_slots, render
+def _compare(trace: Trace, model: CostModel, slots: str | None, report_from: float, json_file: str | None) -> None:
+    from bench.replay.compare import Comparison, parse_slots, render, usual_slots
     from engine.progress import track
 
-    wanted = parse_slots(slots)
+    wanted = parse_slots(slots) if slots is not None else usual_slots(trace)
     comparison = Comparison(trace, model, wanted, report_from)
     with track("comparing", len(comparison), unit="requests") as advance:
         comparison.run(advance)
