@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.private_daemon import private_daemon
 from bench.soak.checks import growth
 from bench.soak.client import SoakClient
-from bench.soak.observer import Sample, describe, median
+from bench.soak.observer import Sample, describe, median, processor_seconds
 from bench.soak.plot import draw
 from bench.soak.run import Soak
 from engine.errors import EngineError
@@ -35,7 +35,7 @@ _SMALL = {
     "engine.max_concurrency": "4",
     "engine.max_pending_requests": "8",
     "engine.max_context": "1024",
-    "engine.prefill_chunk": "64",
+    "engine.prefill_chunk": "128",
     "cache.page_size": "16",
     "cache.kv_pages": "160",
     "cache.device_state_slots": "4",
@@ -109,6 +109,7 @@ def _report(soak: Soak, options: argparse.Namespace) -> list[str]:
         "requests": soak.sent,
         "seconds": round(soak.seconds, 1),
         "requests_per_second": round(soak.sent / soak.seconds, 1),
+        "processor_seconds_of_the_daemon": round(processor_seconds(soak.observer.pid), 1),
         "answers": asdict(findings.account),
         "hit_rate": round(findings.account.cached_tokens / max(findings.account.prompt_tokens, 1), 4),
         "left_by_their_clients": findings.left,

@@ -115,6 +115,15 @@ def resident_bytes(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
+def processor_seconds(pid: int) -> float:
+    """0 for a process that has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def describe(sample: Sample, total: int) -> str:
     """One line."""
     pools = "  ".join(f"{_SHORT_NAMES.get(pool, pool)} {share:4.0%}" for pool, share in sample.occupied.items())
