@@ -106,6 +106,8 @@ def _trace(
             raise ConfigurationError("--write-trace and a trace were both given; there is one already")
         return read_trace(path, stretch)
     calls = make_calls(Traffic(sessions, hours, seed))
+    if not calls:
+        raise ConfigurationError(f"nobody asks anything in {hours:g} hours of {sessions} sessions; raise --hours")
     if write_trace is not None:
         write_conversations(write_trace, calls)
     return ConversationTrace(f"agentic traffic, seed {seed}, {sessions} sessions", calls)
