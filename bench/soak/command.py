@@ -22,8 +22,8 @@ from engine.errors import EngineError
 from server.configuration import resolve, to_toml
 from server.settings import all_keys
 
-LEAST_REQUESTS_FOR_MEMORY = 2000
-"""Below it the first tenth is too short for memory to have settled."""
+SETTLING_REQUESTS = 1500
+"""Memory grows until every pool, ring and buffer has been full: what comes before is no leak."""
 
 _TELL_SECONDS = 5.0
 _PAUSES_COMPARED = 3
@@ -138,12 +138,12 @@ def _report(soak: Soak, options: argparse.Namespace) -> list[str]:
 
 
 def memory_breaches(pauses: Sequence[tuple[int, int]], requests: int) -> list[str]:
-    """Whether the daemon grew between the first tenth and the end; `pauses`: requests sent and resident bytes."""
-    early = [rss for sent, rss in pauses if sent >= requests / 10][:_PAUSES_COMPARED]
-    late = [rss for _, rss in pauses][-_PAUSES_COMPARED:]
-    if requests < LEAST_REQUESTS_FOR_MEMORY or len(pauses) < 2 * _PAUSES_COMPARED:
+    """Whether the daemon grew between the first tenth, or when it had settled, and the end; nothing is said of a run
+    that is too short. `pauses`: requests sent and resident bytes."""
+    settled = [rss for sent, rss in pauses if sent >= max(requests / 10, SETTLING_REQUESTS)]
+    if len(settled) < 2 * _PAUSES_COMPARED:
         return []
-    grown = growth(median(early), median(late))
+    grown = growth(median(settled[:_PAUSES_COMPARED]), median(settled[-_PAUSES_COMPARED:]))
     return [grown] if grown else []
 
 

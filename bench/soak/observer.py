@@ -96,13 +96,12 @@ class Observer:
         self._last = page
         return sample
 
-    def counters(self) -> dict[str, int]:
-        """Everything that the daemon had counted about its cache when it was last looked at."""
+    def counters(self) -> dict[str, float]:
+        """Everything that the daemon had counted about tokens, steps and its cache when it was last looked at."""
         values = {} if self._last is None else self._last.values
         parts = ("_cache_", "_reuse_", "_tokens_", "_step_seconds_")
-        return {
-            " ".join(name): int(value) for name, value in values.items() if value and any(p in name[0] for p in parts)
-        }
+        wanted = {name: value for name, value in values.items() if any(part in name[0] for part in parts)}
+        return {" ".join(name): value for name, value in wanted.items() if value and not name[0].endswith("_created")}
 
     def _rate(self, page: Page, part: str, whole: str) -> float | None:
         if self._last is None:

@@ -127,9 +127,11 @@ def test_a_hit_may_change_nothing_but_a_tie(warm, cold, is_wrong):
 def test_memory_may_not_grow_after_the_first_tenth():
     assert growth(1000, 1029) == ""
     assert "4.0%" in growth(1000, 1040)
-    pauses = [(500 * (step + 1), 1000 if step else 500) for step in range(8)]
-    assert memory_breaches(pauses, 4000) == []
-    assert memory_breaches([*pauses[:-3], *((sent, 1040) for sent, _ in pauses[-3:])], 4000) != []
+    pauses = [(500 * (step + 1), 1000 if step > 1 else 500) for step in range(10)]
+    grown = [*pauses[:-3], *((sent, 1040) for sent, _ in pauses[-3:])]
+    assert memory_breaches(pauses, 5000) == []
+    assert len(memory_breaches(grown, 5000)) == 1
+    assert memory_breaches(grown[:6], 3000) == []
 
 
 def test_occupancy_is_told_from_the_first_time_that_a_pool_was_full():
