@@ -365,7 +365,7 @@ class ContextCache:
 
     def _take_pages(self, count: int, owner: Match | RequestLease) -> list[Replica]:
         self.tiers.free_pages(count, owner.namespace)
-        return [Replica(self.pages.lease(owner.holder, 1), Tier.DEVICE) for _ in range(count)]
+        return [Replica(lease, Tier.DEVICE) for lease in self.pages.singles(owner.holder, count)]
 
     def _close_ticket(self, ticket: CaptureTicket) -> None:
         ticket.is_open = False

@@ -20,9 +20,10 @@ class UnitState(StrEnum):
     IN_FLIGHT = "in_flight"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Holder:
-    """Who holds a unit: a checkpoint (`cached`), a request (`pinned`) or a copy (`in_flight`), by name."""
+    """Who holds a unit: a checkpoint (`cached`), a request (`pinned`) or a copy (`in_flight`), by name. Each is itself
+    alone, so that one with the same name is another."""
 
     state: UnitState
     name: str
@@ -149,6 +150,20 @@ class Pool:
             del self._leases[id(lease)]
             raise
         return lease
+
+    def singles(self, holder: Holder, count: int) -> list[Lease]:
+        """Open `count` leases of one unit each. Raises PoolExhaustedError, and then holds nothing."""
+        if count > len(self._free):
+            raise PoolExhaustedError(self.name, count, len(self._free))
+        leases: list[Lease] = []
+        for _ in range(count):
+            lease = Lease(self, holder)
+            unit = self._free.pop()
+            lease._units.append(unit)
+            self._owner[unit] = self._leases[id(lease)] = lease
+            leases.append(lease)
+        self._count(holder.state, count)
+        return leases
 
     def counts(self) -> PoolCounts:
         return PoolCounts(

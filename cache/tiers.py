@@ -97,13 +97,9 @@ class Tiers:
         """The frontier of the nearest checkpoint above that is live and not superseded; 0 for none."""
         node, below, size = checkpoint.node, checkpoint.tail, checkpoint.tree.page_size
         while True:
-            best = -1
-            for tail, other in node.checkpoints.items():
-                is_above = other is not checkpoint and len(tail) <= len(below) and below[: len(tail)] == tail
-                if is_above and other.is_live and not other.is_superseded:
-                    best = max(best, len(tail))
-            if best >= 0:
-                return node.depth * size + best
+            for other in node.checkpoints_along(below):
+                if other is not checkpoint and other.is_live and not other.is_superseded:
+                    return node.depth * size + len(other.tail)
             if node.parent is None:
                 return 0
             below, node = node.key, node.parent

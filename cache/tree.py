@@ -37,6 +37,7 @@ class Node:
         "page",
         "page_holds",
         "parent",
+        "tail_lengths",
     )
 
     def __init__(self, parent: Node | None, key: Tokens) -> None:
@@ -52,6 +53,8 @@ class Node:
         self.children: dict[Tokens, Node] = {}
         self.checkpoints: dict[Tokens, Checkpoint] = {}
         """By their tails: the tokens between this node's end and the checkpoint's frontier, fewer than a page."""
+        self.tail_lengths: dict[int, int] = {}
+        """How many of them have a tail of that length."""
         self.keys: list[Tokens] = []
         """The keys of the children and of the checkpoints' tails of which there are bytes, sorted: neighbours share the
         longest beginnings."""
@@ -70,6 +73,13 @@ class Node:
     def copy(self) -> Replica | None:
         """The nearest replica."""
         return self.page if self.page is not None else self.host
+
+    def checkpoints_along(self, rest: Tokens) -> Iterator[Checkpoint]:
+        """Those whose tails `rest` begins with; the longest first."""
+        for length in sorted(self.tail_lengths, reverse=True):
+            found = self.checkpoints.get(rest[:length]) if length <= len(rest) else None
+            if found is not None:
+                yield found
 
     def holds(self, tier: Tier) -> int:
         return self.page_holds if tier is Tier.DEVICE else self.host_holds
@@ -132,12 +142,7 @@ class PrefixTree:
             if not node.checkpoints:
                 continue
             start = node.depth * self.page_size
-            longest = min(limit_tokens - start, self.page_size - 1)
-            for length in sorted({len(tail) for tail in node.checkpoints}, reverse=True):
-                if length <= longest:
-                    found = node.checkpoints.get(tokens[start : start + length])
-                    if found is not None:
-                        yield found
+            yield from node.checkpoints_along(tokens[start : min(limit_tokens, start + self.page_size - 1)])
 
     def longest_partial(self, node: Node, tokens: Tokens, limit_tokens: int) -> tuple[Replica, int] | None:
         """The page below `node` that shares the most leading tokens with what follows there, and how many; None for
@@ -187,6 +192,7 @@ class PrefixTree:
     def attach(self, node: Node, tail: Tokens, checkpoint: Checkpoint) -> None:
         """Hang a checkpoint on a node."""
         node.checkpoints[tail] = checkpoint
+        node.tail_lengths[len(tail)] = node.tail_lengths.get(len(tail), 0) + 1
         if tail:
             insort(node.ghost_keys if checkpoint.tail_copy is None else node.keys, tail)
 
@@ -194,6 +200,9 @@ class PrefixTree:
         """Take a checkpoint off its node, and remove what of the path nothing needs any more."""
         node, tail = checkpoint.node, checkpoint.tail
         del node.checkpoints[tail]
+        node.tail_lengths[len(tail)] -= 1
+        if not node.tail_lengths[len(tail)]:
+            del node.tail_lengths[len(tail)]
         if tail:
             _remove(node.ghost_keys if checkpoint.tail_copy is None else node.keys, tail)
         self._prune(node)
