@@ -13,6 +13,10 @@ RSS_GROWTH = 0.03
 TOLERANCE = 5e-3
 """By how much a log probability may differ from that of a cold run, whose batches and segments are others."""
 
+LEAST_RETRY_HITS = 0.75
+ENOUGH_RETRIES = 40
+"""Fewer say nothing about a share."""
+
 _SOME_REFUSALS = ("server_overloaded", "queue_timeout")
 
 
@@ -42,10 +46,17 @@ class Account:
 
 @dataclass(slots=True)
 class Retries:
-    """The same body sent again right after it was answered. Mutable."""
+    """The same body sent again right after it was answered, while others are served too. Mutable."""
 
     total: int = 0
     missed: list[str] = field(default_factory=list)
+
+    def breaches(self) -> list[str]:
+        """Meanwhile others leave more checkpoints than the pools hold, so some may miss; but only some."""
+        hits = self.total - len(self.missed)
+        if self.total < ENOUGH_RETRIES or hits >= LEAST_RETRY_HITS * self.total:
+            return []
+        return [f"only {hits} of {self.total} bodies that were sent again under load hit, such as: {self.missed[0]}"]
 
 
 def breaches_of_reply(reply: Reply, *, must_be_refused: bool) -> list[str]:

@@ -104,7 +104,11 @@ class _Teller:
 def _report(soak: Soak, options: argparse.Namespace) -> list[str]:
     """Print and write what was found; returns the breaches."""
     findings, samples = soak.findings, soak.observer.samples
-    breaches = findings.breaches + memory_breaches(findings.pauses, options.requests)
+    breaches = [
+        *findings.breaches,
+        *findings.retries.breaches(),
+        *memory_breaches(findings.pauses, options.requests),
+    ]
     figures = {
         "requests": soak.sent,
         "seconds": round(soak.seconds, 1),

@@ -7,6 +7,7 @@ import pytest
 
 from bench.soak.checks import (
     Account,
+    Retries,
     breaches_of_pause,
     breaches_of_reply,
     difference_from_cold,
@@ -75,6 +76,12 @@ def test_a_refusal_is_right_only_where_it_belongs(answer, must_be_refused, breac
 )
 def test_a_body_that_is_sent_again_must_reuse_all_that_it_left(again, is_missed):
     assert bool(missed_again(reply(0), again)) is is_missed
+
+
+def test_under_load_some_may_miss_when_they_are_sent_again_but_not_many():
+    assert Retries(100, ["x"] * 25).breaches() == []
+    assert len(Retries(100, ["x"] * 26).breaches()) == 1
+    assert Retries(10, ["x"] * 10).breaches() == []
 
 
 def pool(**units):
