@@ -17,6 +17,9 @@ from bench.replay.sizes import Scale, offer_rules, scale_of
 from engine.errors import UnusableOptionError
 from engine.progress import Advance
 
+_PAGE_TOKENS = 512
+"""With KV unlimited the size of a page changes nothing but the time that this takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slots:
@@ -88,7 +91,7 @@ class Comparison:
         """`report_from` is the share of requests that only warm up, and on which what can be fitted is fitted."""
         self._trace = trace
         self._slots = slots
-        scale = scale_of(trace.tokens_per_symbol, max(model.page_tokens, trace.tokens_per_symbol), model)
+        scale = scale_of(trace.tokens_per_symbol, _PAGE_TOKENS, model)
         # Without a ladder: those who cannot refuse an offer would pay for it most.
         history = History(offer_rules(scale, model, max_anchors=0), trace.tokens_per_symbol)
         self._asks = [history.ask(request) for request in trace.requests()]
