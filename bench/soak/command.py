@@ -39,7 +39,7 @@ _SMALL = {
     "cache.page_size": "16",
     "cache.kv_pages": "160",
     "cache.device_state_slots": "4",
-    "cache.host_cache_mib": "24",
+    "cache.host_cache_mib": "32",
     "ops.log_level": "warning",
 }
 """Less than the live sessions need, in every pool."""
