@@ -6,9 +6,9 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
-from cache.returns import Group, Returning, ReturnRates, bin_start_seconds, group_of, idle_bin
+from cache.returns import Curve, Group, Returning, ReturnRates, bin_start_seconds, group_of, idle_bin
 
 
 class Rankable(Returning, Protocol):
@@ -34,12 +34,8 @@ class Rankable(Returning, Protocol):
 _Place: TypeAlias = tuple[float, int]
 """When an entry was last used, and its number."""
 
-
-class _Shelf(NamedTuple):
-    """Entries that only differ in when they were last used, and by less than twice in what they save."""
-
-    group: Group
-    benefit_octave: int
+_Rank: TypeAlias = tuple[float, _Place]
+"""Smaller gives way first: by value, of equals the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +63,9 @@ class _Record:
         )
 
     @property
-    def shelf(self) -> _Shelf:
-        return _Shelf(self.group, self.benefit_tokens.bit_length())
+    def octave(self) -> int:
+        """The largest power of two that the benefit reaches, as its exponent plus one; 0 without any benefit."""
+        return self.benefit_tokens.bit_length()
 
     @property
     def place(self) -> _Place:
@@ -76,63 +73,82 @@ class _Record:
 
 
 class _Order:
-    """Records on shelves, on each by last use. Of a shelf, only a few can be the least valuable at any time.
+    """Records on shelves: one for each group and octave of benefit, and on it by last use.
 
-    A place on a shelf is found in O(log n) comparisons. `least` looks at the ends of each shelf and at the valleys of
-    its group's curve, and the number of shelves is bounded by groups and octaves, whatever n is.
+    A place on a shelf is found in O(log n) comparisons. `least` looks closely at few shelves, and there at the
+    ends and at the valleys of the group's curve; the number of shelves is bounded by groups and octaves, whatever n is.
     """
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
         self._superseded: list[_Place] = []
-        self._shelves: dict[_Shelf, list[_Place]] = {}
+        self._shelves: dict[Group, dict[int, list[_Place]]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, record: _Record) -> None:
         self._records[record.number] = record
-        insort(self._superseded if record.is_superseded else self._shelves.setdefault(record.shelf, []), record.place)
+        if record.is_superseded:
+            insort(self._superseded, record.place)
+        else:
+            insort(self._shelves.setdefault(record.group, {}).setdefault(record.octave, []), record.place)
 
     def remove(self, record: _Record) -> None:
         del self._records[record.number]
-        places = self._superseded if record.is_superseded else self._shelves[record.shelf]
+        if record.is_superseded:
+            del self._superseded[bisect_left(self._superseded, record.place)]
+            return
+        shelves = self._shelves[record.group]
+        places = shelves[record.octave]
         del places[bisect_left(places, record.place)]
-        if not places and not record.is_superseded:
-            del self._shelves[record.shelf]
+        if not places:
+            del shelves[record.octave]
+        if not shelves:
+            del self._shelves[record.group]
 
     def least(self, rates: ReturnRates, now: float) -> _Record | None:
         """The first to give way: the oldest that is superseded, else the least valuable, of equals the oldest."""
         if self._superseded:
             return self._records[self._superseded[0][1]]
-        least: tuple[float, float, int] | None = None
-        for shelf, places in self._shelves.items():
-            curve = rates.curve(shelf.group)
-            for position in _candidates(places, curve.valleys_seconds, now):
-                last_used_at, number = places[position]
-                benefit_tokens = self._records[number].benefit_tokens
-                rank = (benefit_tokens * curve.densities[idle_bin(now - last_used_at)], last_used_at, number)
-                if least is None or rank < least:
-                    least = rank
-        return None if least is None else self._records[least[2]]
+        shelves = sorted(
+            (_floor(octave, places, curve, now), places[0], places, curve)
+            for group, by_octave in self._shelves.items()
+            for curve in (rates.curve(group),)
+            for octave, places in by_octave.items()
+        )
+        least: _Rank = (math.inf, (0.0, 0))
+        for floor, oldest, places, curve in shelves:
+            if (floor, oldest) > least:
+                break
+            for place in _candidates(places, curve, now):
+                benefit_tokens = self._records[place[1]].benefit_tokens
+                least = min(least, (benefit_tokens * curve.densities[idle_bin(now - place[0])], place))
+        return self._records[least[1][1]] if shelves else None
 
 
-def _candidates(places: list[_Place], valleys_seconds: tuple[float, ...], now: float) -> Iterator[int]:
-    """Positions of the oldest, of the oldest in the youngest's idle bin, and of those beside each valley.
+def _floor(octave: int, places: list[_Place], curve: Curve, now: float) -> float:
+    """What no entry on this shelf is worth less than, so that most shelves need no closer look."""
+    youngest, oldest = idle_bin(now - places[-1][0]), idle_bin(now - places[0][0])
+    return (1 << octave >> 1) * min(curve.densities[youngest : oldest + 1])
+
+
+def _candidates(places: list[_Place], curve: Curve, now: float) -> Iterator[_Place]:
+    """The oldest, the oldest in the youngest's idle bin, and those beside each valley.
 
     Between a peak and a valley the curve only falls or only rises, so that nothing else can be worth less.
     """
-    yield 0
+    yield places[0]
     if len(places) == 1:
         return
     older_seconds = bin_start_seconds(idle_bin(now - places[-1][0]) + 1)
-    yield min(bisect_right(places, (now - older_seconds, math.inf)), len(places) - 1)
-    for valley_seconds in valleys_seconds:
+    yield places[min(bisect_right(places, (now - older_seconds, math.inf)), len(places) - 1)]
+    for valley_seconds in curve.valleys_seconds:
         position = bisect_right(places, (now - valley_seconds, math.inf))
         if position < len(places):
-            yield position
+            yield places[position]
         if position > 0:
-            yield position - 1
+            yield places[position - 1]
 
 
 class Ranking:
