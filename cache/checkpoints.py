@@ -147,7 +147,7 @@ class Line:
     @property
     def namespaces(self) -> int:
         """How many have an entry here, at least."""
-        return max(self.ready.namespaces, self.others.namespaces)
+        return max(len(self.ready.namespaces), len(self.others.namespaces))
 
     def first(self, now: float, namespace: str | None = None) -> Checkpoint | None:
         """The next to give way; None when every one is pinned."""

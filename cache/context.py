@@ -131,7 +131,7 @@ class ContextCache:
             resume_sources=(match.tail[0],) if match.tail and match.tail[0].tier is Tier.DEVICE else (),
             pinned=match.checkpoint,
             origin=match.nearest,
-            wanted=[f for f in wanted if match.cached_tokens < f.tokens <= len(match.tokens)],
+            wanted=[f for f in wanted if self.options.prefix_reuse and match.cached_tokens < f.tokens],
         )
         match.is_open = False
         del self._matches[match.request_id]

@@ -58,6 +58,8 @@ class Retention:
         checkpoint.last_used_at = now
         tiers.stats.published[kind] += 1
         self._weigh(checkpoint, tokens)
+        if checkpoint not in tiers.store:
+            tiers.store.rates.arrived(checkpoint)
         tiers.store.add(checkpoint)
         if Fault.DROP_STATE in tiers.faults and checkpoint.slot is not None and checkpoint.pins == 0:
             tiers.drop_slot(checkpoint)

@@ -163,8 +163,7 @@ class Tiers:
             self._release_host(checkpoint)
 
     def trim_ghosts(self) -> None:
-        for ghost in self.ghosts.trim():
-            self.store.rates.expired(ghost, self.now - ghost.last_used_at)
+        self.ghosts.trim()
 
     def _settle(self, checkpoint: Checkpoint, reason: LossReason) -> None:
         """What is left of it either can be resumed or is of no use."""

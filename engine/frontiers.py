@@ -22,6 +22,28 @@ def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
     return tuple(named[tokens] for tokens in sorted(named))
 
 
+def with_places_on_the_way(
+    named: tuple[Frontier, ...], known_tokens: int, cached_tokens: int, chunk: int, at_most: int
+) -> tuple[Frontier, ...]:
+    """The named frontiers, the place where the prompt leaves what was computed before, and a ladder of `at_most`
+    anchors: none of the latter two where that is 0."""
+    if at_most == 0:
+        return named
+    marked = (*named, *branch(named, known_tokens, cached_tokens, chunk))
+    return (*marked, *anchors(marked, cached_tokens, chunk, at_most))
+
+
+def branch(named: tuple[Frontier, ...], known_tokens: int, cached_tokens: int, chunk: int) -> tuple[Frontier, ...]:
+    """Where this prompt leaves what was computed before, if that was seen twice now and nothing else marks the place:
+    the last end of a chunk within it, where a segment ends anyway."""
+    tokens = known_tokens // chunk * chunk
+    end = max((f.tokens for f in named), default=0)
+    marked = max((f.tokens for f in named if f.tokens <= known_tokens), default=0)
+    if not max(cached_tokens, marked) < tokens < end:
+        return ()
+    return (Frontier(tokens, CheckpointKind.SHARED_BRANCH),)
+
+
 def anchors(named: tuple[Frontier, ...], cached_tokens: int, chunk: int, at_most: int) -> tuple[Frontier, ...]:
     """A ladder in what is computed anew up to the last named frontier, at ends of chunks, where segments end anyway.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cache import CaptureTicket, ContextCache, Copy, Match, check
 from engine.errors import ServerOverloadedError
-from engine.frontiers import MAX_ANCHORS, anchors, prompt_frontiers
+from engine.frontiers import MAX_ANCHORS, prompt_frontiers, with_places_on_the_way
 from engine.limits import SchedulerLimits, refuse_unservable
 from engine.plan import Segment, StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, TokenLogprob
@@ -273,14 +273,13 @@ class Scheduler:
 
     def _admit_with(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
         named = prompt_frontiers(sequence.request)
-        report = self.cache.report(match, named)
-        ladder = anchors(named, match.cached_tokens, self.limits.prefill_chunk, self._anchor_allowance)
-        wanted = (*named, *ladder) if self.cache.options.prefix_reuse else ()
+        chunk, allowance = self.limits.prefill_chunk, self._anchor_allowance
+        wanted = with_places_on_the_way(named, match.known.tokens, match.cached_tokens, chunk, allowance)
         is_first = sequence.state is SequenceState.WAITING
         lease = self.cache.admit(match, self._with_output_step(sequence), wanted, now, is_first=is_first)
         if lease is None:
             return False
-        sequence.admit(lease, report, now)
+        sequence.admit(lease, lease.report, now)
         return True
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 
 from cache import CheckpointKind, Frontier
-from engine.frontiers import anchors, prompt_frontiers
+from engine.frontiers import anchors, branch, prompt_frontiers, with_places_on_the_way
 from engine.request import GenerationRequest
 
 CLOSURE, STABLE = CheckpointKind.PRIVATE_TURN_CLOSURE, CheckpointKind.SHARED_STABLE_PREFIX
@@ -44,3 +44,28 @@ def test_a_long_region_that_is_computed_anew_gets_a_ladder_at_ends_of_chunks(clo
     found = anchors((Frontier(closure, CLOSURE),), cached, 10, at_most)
     assert {f.kind for f in found} <= {ANCHOR}
     assert [f.tokens for f in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "cached", "named", "expected"),
+    [
+        (47, 0, [(80, CLOSURE)], [40]),
+        (47, 40, [(80, CLOSURE)], []),
+        (47, 0, [(44, STABLE), (80, CLOSURE)], []),
+        (47, 0, [(30, STABLE), (80, CLOSURE)], [40]),
+        (9, 0, [(80, CLOSURE)], []),
+        (80, 0, [(80, CLOSURE)], []),
+        (0, 0, [(80, CLOSURE)], []),
+    ],
+)
+def test_where_a_prompt_leaves_what_was_computed_before_is_marked_at_the_end_of_a_chunk(known, cached, named, expected):
+    frontiers = tuple(Frontier(tokens, kind) for tokens, kind in named)
+    assert [f.tokens for f in branch(frontiers, known, cached, 10)] == expected
+
+
+def test_no_place_is_marked_twice_and_none_where_there_are_no_slots_to_spare():
+    named = (Frontier(80, CLOSURE),)
+    places = [f.tokens for f in with_places_on_the_way(named, 47, 0, 10, 4)]
+    assert len(set(places)) == len(places)
+    assert {40, 80} < set(places)
+    assert with_places_on_the_way(named, 47, 0, 10, 0) == named

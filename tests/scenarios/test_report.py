@@ -53,7 +53,8 @@ def test_s01_one_long_body_three_times_is_computed_once_also_on_a_saturated_daem
             first, *others = [ask(body) for _ in range(3)]
             prompt_tokens = first["usage"]["prompt_tokens"]
             assert prompt_tokens > closure > PROMPT_TOKENS
-            assert first["reuse"]["path"] == "root"
+            if round_ == 0:
+                assert first["reuse"]["path"] == "root"
             for answer in others:
                 assert answer["reuse"] == {
                     "path": "private_turn_closure",
