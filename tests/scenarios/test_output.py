@@ -90,7 +90,7 @@ async def test_s31_after_a_hit_tokens_and_logits_are_those_of_a_cold_run(talking
         warm = await answers(talk)
         hits = sum(cached > 0 for *_, cached in warm)
         assert hits > len(prompts) // 2
-        assert len(talk.engine._loop.scheduler.cache.stats.selections) >= 3
+        assert len(talk.engine._loop.scheduler.cache.stats.selections) >= 2
     assert [tokens for tokens, *_ in warm] == [tokens for tokens, *_ in cold]
     worst = max(float((a - b).abs().max()) for (_, a, _), (_, b, _) in zip(warm, cold, strict=True))
     assert worst < 1e-4
