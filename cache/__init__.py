@@ -9,6 +9,7 @@ Pure Python: no torch, no asyncio, no input or output; time comes in as an argum
 
 from cache.context import ContextCache
 from cache.costs import Costs
+from cache.counts import host_state_counts
 from cache.demotion import Demotion
 from cache.faults import Fault, Faults
 from cache.leases import CaptureTicket, Match, RequestLease
@@ -61,4 +62,5 @@ __all__ = [
     "UnitState",
     "audit",
     "check",
+    "host_state_counts",
 ]

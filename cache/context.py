@@ -132,15 +132,14 @@ class ContextCache:
             pinned=match.checkpoint,
             origin=match.nearest,
             wanted=[f for f in wanted if self.options.prefix_reuse and match.cached_tokens < f.tokens],
+            is_first=is_first,
         )
         match.is_open = False
         del self._matches[match.request_id]
         self._leases[lease.request_id] = lease
-        if is_first:
-            self._count(lease.report)
         self.stats.restores += 1 if restore else 0
         if not restore:
-            self._end_restore(lease)
+            self._begin(lease)
         if not restore and not resume:
             self.confirm_resume(lease)
         return lease
@@ -149,7 +148,7 @@ class ContextCache:
         """The copies of `lease.restore` are done: let go of their sources."""
         self.tiers.now = now
         lease.restore = ()
-        self._end_restore(lease)
+        self._begin(lease)
         if not lease.resume:
             self.confirm_resume(lease)
 
@@ -342,6 +341,12 @@ class ContextCache:
         stats.computed_tokens += found.prompt_tokens - found.cached_tokens
         stats.achievable_tokens += found.achievable_tokens
         stats.lost_tokens.update(found.lost)
+
+    def _begin(self, lease: RequestLease) -> None:
+        """What it reuses is there, or needs no copy from host memory: only now is it sure to be reused."""
+        if lease.is_first:
+            self._count(lease.report)
+        self._end_restore(lease)
 
     def _end_restore(self, lease: RequestLease) -> None:
         for page in lease.restore_sources:
