@@ -20,13 +20,6 @@ class TierReset:
     """Left where they are, because requests or copies use them."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditResult:
-    """`violations`: one line each, empty when every unit is accounted for."""
-
-    violations: tuple[str, ...]
-
-
 def reset_cache(scheduler: Scheduler, tiers: Collection[Tier]) -> dict[Tier, TierReset]:
     """Drop what is remembered in `tiers` and nobody uses at this moment."""
     cache = scheduler.cache
@@ -41,8 +34,3 @@ def reset_cache(scheduler: Scheduler, tiers: Collection[Tier]) -> dict[Tier, Tie
         )
         for tier in tiers
     }
-
-
-def audit_cache(scheduler: Scheduler) -> AuditResult:
-    """Compare pools, trees, leases and sequences from scratch."""
-    return AuditResult(tuple(scheduler.check()))

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import torch
 
-from cache import CacheOptions, CacheStats, ContextCache, Fault, Faults, Tier
-from engine.administration import AuditResult, TierReset, audit_cache, reset_cache
+from cache import AuditReport, CacheOptions, CacheStats, ContextCache, Fault, Faults, Tier, host_state_counts
+from engine.administration import TierReset, reset_cache
+from engine.copies import no_transfers
 from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
@@ -66,8 +67,9 @@ class Engine:
         memory: MemoryPlan,
         runner: Runner,
         model_folder: Path,
+        faults: Faults | None = None,
     ) -> None:
-        """Parts that are ready; `load` makes them."""
+        """Parts that are ready; `load` makes them. `faults` are those that `runner` asks."""
         self.config = config
         self.options = options
         self.tokenizer = tokenizer
@@ -80,10 +82,10 @@ class Engine:
         """Tokens of a KV page."""
         self.backend_name = runner.backend_name
         self.model_folder = model_folder
-        self._faults = Faults()
-        """Those of a fire drill that are switched on."""
+        self._faults = Faults() if faults is None else faults
         self._status = EngineStatus.STARTING
         self._cache_stats = CacheStats()
+        self._transfers = no_transfers()
         self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer)
         self._task: asyncio.Task[None] | None = None
 
@@ -122,14 +124,16 @@ class Engine:
             )
         with _telling_of_memory("--host-cache-mib", memory.host_bytes, "the host cache"):
             host = allocate_host_memory(memory.host_units, memory.host_unit_bytes, kernels.device)
+        faults = Faults()
         return cls(
             config=config,
             options=options,
             tokenizer=tokenizer.limited_to(memory.max_context_tokens),
             chat_template=chat_template,
             memory=memory,
-            runner=Runner(model, kernels, Storage(state, host), memory.page_size),
+            runner=Runner(model, kernels, Storage(state, host), memory.page_size, faults),
             model_folder=folder,
+            faults=faults,
         )
 
     @property
@@ -168,17 +172,25 @@ class Engine:
     def snapshot(self) -> EngineSnapshot:
         """Counts at this moment."""
         loop, scheduler = self._loop, self._loop.scheduler
+        cache = scheduler.cache
         states = [sequence.state for sequence in scheduler.running]
         return EngineSnapshot(
             status=self.status,
             heartbeat_age_seconds=loop.heartbeat_age_seconds,
             running=len(states),
             waiting=len(scheduler.waiting) + loop.inbox_size,
+            restoring=states.count(SequenceState.RESTORING),
             prefilling=states.count(SequenceState.PREFILLING),
             decoding=states.count(SequenceState.DECODING),
-            kv_pages=scheduler.cache.pages.counts(),
-            state_slots=scheduler.cache.slots.counts(),
+            kv_pages=cache.pages.counts(),
+            state_slots=cache.slots.counts(),
+            host_units=cache.host.counts(),
+            host_state_slots=host_state_counts(cache),
             cache=copy.deepcopy(self._cache_stats),
+            transfers=copy.deepcopy(self._transfers),
+            restore_bytes_per_second=cache.costs.restore_bytes_per_second,
+            prefill_tokens_per_second=cache.costs.prefill_tokens_per_second,
+            last_audit=loop.auditor.last,
             steps_total=loop.totals.steps,
             prefill_tokens_total=loop.totals.prefill_tokens,
             decode_tokens_total=loop.totals.decode_tokens,
@@ -204,17 +216,14 @@ class Engine:
         engine has stopped."""
         return await self._between_steps(partial(reset_cache, tiers=tiers))
 
-    async def audit_cache(self) -> AuditResult:
-        """Like `check`, while requests run. Raises EngineUnavailableError when the engine has stopped."""
-        return await self._between_steps(audit_cache)
+    async def audit_cache(self) -> AuditReport:
+        """Like `check`, while requests run, and give back what nobody holds. Raises EngineUnavailableError when the
+        engine has stopped."""
+        return await self._between_steps(lambda _scheduler: self._loop.audit())
 
     async def set_faults(self, faults: frozenset[Fault]) -> None:
         """Switch on these faults and no other. Raises EngineUnavailableError when the engine has stopped."""
-
-        def switch(_scheduler: Scheduler) -> None:
-            self._faults.switch(faults)
-
-        await self._between_steps(switch)
+        await self._between_steps(lambda _scheduler: self._faults.switch(faults))
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests and wait until the accepted ones are done; False when the time ran out first."""
@@ -262,6 +271,12 @@ class Engine:
                 state_slots=memory.state_slots,
                 has_state=self.config.gated_delta_net is not None,
                 prefix_reuse=options.prefix_reuse,
+                host_units=memory.host_units,
+                host_units_per_state=memory.host_units_per_state,
+                host_state_cap=memory.host_state_cap,
+                page_bytes=memory.kv_page_bytes,
+                state_bytes=memory.state_slot_bytes,
+                self_heal=options.self_heal,
             ),
             self._cache_stats,
             self._faults,
@@ -269,7 +284,7 @@ class Engine:
         end_token_ids = set(self.config.eos_token_ids)
         if self.tokenizer.eos_token_id is not None:
             end_token_ids.add(self.tokenizer.eos_token_id)
-        return Scheduler(limits, cache, end_token_ids)
+        return Scheduler(limits, cache, end_token_ids, self._transfers)
 
 
 @contextmanager

@@ -50,6 +50,13 @@ class NonFiniteLogitsError(EngineError):
         self.rows = rows
 
 
+class FireDrillError(EngineError):
+    """What a fault that an operator switched on raises, where the real one would come from."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(f"the fire drill {fault} is on")
+
+
 class ChatTemplateError(EngineError):
     """The chat template is broken or refuses these messages."""
 

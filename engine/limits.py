@@ -19,6 +19,10 @@ class SchedulerLimits:
     prefill_chunk: int
     output_step_tokens: int = 64
     """Room for output that is reserved ahead, at admission and at each growth."""
+    copy_bytes: int = 64 * 2**20
+    """Most bytes to or from host memory in a step that computes something: some milliseconds."""
+    copy_bytes_alone: int = 512 * 2**20
+    """The same where there is nothing to compute; a request that comes in then waits for so much."""
 
 
 def refuse_unservable(request: GenerationRequest, limits: SchedulerLimits) -> None:

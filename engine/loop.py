@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from cache import AuditReport
+from engine.audit import Auditor
 from engine.errors import EngineUnavailableError, QueueTimeoutError, RequestError
-from engine.plan import StepPlan
+from engine.plan import StepPlan, StepResult
 from engine.request import Delta, FinishReason, GenerationRequest, Timings, Usage
 from engine.runner import Runner
 from engine.scheduler import Scheduler, TokenOutcome
@@ -92,6 +94,7 @@ class EngineLoop:
         self._runner = runner
         self._new_detokenizer = new_detokenizer
         self._clock = clock
+        self.auditor = Auditor(clock)
         self._turned_at = clock()
         self._first_cause: Exception | None = None
         self._inbox: deque[_Submission] = deque()
@@ -101,6 +104,7 @@ class EngineLoop:
         self._has_work = asyncio.Event()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._is_idle = asyncio.Event()
         self._is_stopping = False
         self._thread = _new_thread()
 
@@ -128,6 +132,7 @@ class EngineLoop:
         self._consumers[request.request_id] = _Consumer(mailbox, AnswerText(self._new_detokenizer(), request.sampling))
         self._inbox.append(_Submission(request, self._clock()))
         self._is_empty.clear()
+        self._is_idle.clear()
         self._has_work.set()
         return Generation(request.request_id, mailbox, partial(self._cancel, request.request_id, mailbox))
 
@@ -138,6 +143,10 @@ class EngineLoop:
         self._commands.append(_Command(work, answer))
         self._has_work.set()
         return await answer
+
+    def audit(self) -> AuditReport:
+        """Check the books now. Not to be called while a step runs."""
+        return self.auditor.audit(self.scheduler)
 
     async def run(self) -> None:
         """Turn until `stop`. A fault costs the requests it hits, never the loop."""
@@ -154,8 +163,9 @@ class EngineLoop:
             self._close()
 
     async def wait_until_empty(self) -> None:
-        """Returns when no request is alive."""
+        """Returns when no request is alive and nothing is copied any more."""
         await self._is_empty.wait()
+        await self._is_idle.wait()
 
     async def stop(self, task: asyncio.Task[None] | None) -> None:
         """End `run`'s task, if it was started, after its current step; what is left fails."""
@@ -175,6 +185,7 @@ class EngineLoop:
             if not command.answer.done():
                 command.answer.set_exception(EngineUnavailableError("the engine was stopped"))
         self._commands.clear()
+        self._is_idle.set()
         self._thread.shutdown(wait=False)
 
     def _cancel(self, request_id: str, mailbox: Mailbox) -> None:
@@ -185,20 +196,27 @@ class EngineLoop:
     async def _turn(self) -> None:
         self._turned_at = now = self._clock()
         self._take_in()
+        self.auditor.audit_if_due(self.scheduler, is_idle=False)
         plan = self.scheduler.plan(now)
         for sequence in self.scheduler.expire(now):
             self._fail(sequence.request_id, self._waited_too_long(sequence, now))
         if plan is None:
+            self._is_idle.set()
+            self.auditor.audit_if_due(self.scheduler, is_idle=True)
             await self._wait_for_work()
             return
+        self._is_idle.clear()
+        self.auditor.worked()
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is logged and costs this step's requests only
             self._step_failed(plan, error)
             return
-        self.consecutive_failures = 0
-        self._first_cause = None
+        if plan.segments:
+            self.consecutive_failures = 0
+            self._first_cause = None
         self._count(plan, self._clock() - now)
+        self._tell_of_copies(result)
         for outcome in self.scheduler.apply(plan, result, self._clock()):
             self._hand_out(outcome)
 
@@ -281,6 +299,12 @@ class EngineLoop:
         if not self._consumers:
             self._is_empty.set()
 
+    def _tell_of_copies(self, result: StepResult) -> None:
+        for outcome in result.copied.values():
+            if outcome.error is not None:
+                logger.error("a copy to or from host memory failed", exc_info=outcome.error)
+                outcome.error.__traceback__ = None  # its frames hold tensors
+
     def _waited_too_long(self, sequence: SequenceRecord, now: float) -> QueueTimeoutError:
         limit = self.scheduler.limits.pending_timeout_seconds
         waited = now - sequence.submitted_at
@@ -292,6 +316,7 @@ class EngineLoop:
         decodes = sum(segment.is_decode for segment in plan.segments)
         kind = StepKind.MIXED if decodes else StepKind.PREFILL
         kind = StepKind.DECODE if decodes == plan.num_tokens else kind
+        kind = kind if plan.segments else StepKind.COPY
         self.totals.steps_of_kind[kind] += 1
         self.totals.step_seconds_of_kind[kind] += seconds
         self.totals.steps += 1

@@ -48,16 +48,34 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CopyBatch:
+    """Copies of one restore or demotion that a step runs beside its segments; nothing else reads or writes there."""
+
+    number: int
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """At least one segment, decodes first, at most one segment of each request."""
+    """Segments, decodes first, at most one of each request; or copies alone."""
 
     segments: tuple[Segment, ...]
-    restores: tuple[Copy, ...] = ()
-    """To be run before anything else: a segment may write where a copy reads."""
+    resumes: tuple[Copy, ...] = ()
+    """Within the device; to be run before anything else: a segment may write where a copy reads."""
+    background: tuple[CopyBatch, ...] = ()
+    """Between the device and host memory; one that fails fails alone."""
 
     @property
     def num_tokens(self) -> int:
         return sum(len(segment.token_ids) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOutcome:
+    """How a batch went: all of it, or nothing that can be relied upon."""
+
+    seconds: float
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +85,8 @@ class StepResult:
     token_ids: Mapping[str, int]
     logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
     """Of the requests that asked for them."""
-    restore_seconds: float = 0.0
+    resume_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    """Of the segments alone."""
+    copied: Mapping[int, CopyOutcome] = field(default_factory=dict)
+    """By the numbers of the batches."""

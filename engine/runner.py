@@ -1,27 +1,37 @@
-"""Runs one step: a StepPlan to the kernels' batch layout, through the model, to one token for each sampled request."""
+"""Runs one step: a StepPlan to the kernels' batch layout, through the model, to one token for each sampled request;
+then its copies."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from cache import Fault, Faults, Tier
+from engine.errors import FireDrillError
 from engine.kernels import BatchLayout, Kernels, SamplingBatch, StateCapture
 from engine.logits import read_logprobs
 from engine.models.registry import Model
-from engine.plan import Segment, StepPlan, StepResult
+from engine.plan import CopyBatch, CopyOutcome, Segment, StepPlan, StepResult
 from engine.storage import Storage
+
+SLOW_STEP_SECONDS = 0.2
+"""How much longer a step takes in the fire drill of that name."""
 
 
 class Runner:
     """Owns the model's state and host memory. Mutable: `run` belongs to the engine thread."""
 
-    def __init__(self, model: Model, kernels: Kernels, storage: Storage, page_size: int) -> None:
+    def __init__(
+        self, model: Model, kernels: Kernels, storage: Storage, page_size: int, faults: Faults | None = None
+    ) -> None:
         self._model = model
         self._kernels = kernels
         self._storage = storage
         self._page_size = page_size
+        self._faults = Faults() if faults is None else faults
 
     @property
     def backend_name(self) -> str:
@@ -29,8 +39,23 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Restore what is resumed, compute the plan's tokens, leave their KV and state behind, and pick tokens."""
-        restore_seconds = self._restore(plan)
+        """Copy within the device what is resumed, compute the plan's tokens, leave their KV and state behind, and pick
+        tokens; then copy to and from host memory.
+
+        Raises what the model raises; a copy to or from host memory that fails only shows in the result.
+        """
+        result = self._compute(plan) if plan.segments else StepResult({})
+        return replace(result, copied={batch.number: self._copy(batch) for batch in plan.background})
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        self._hold_drills()
+        started = time.perf_counter()
+        self._storage.run(plan.resumes)
+        resumed = time.perf_counter()
+        result = self._sample(plan)
+        return replace(result, resume_seconds=resumed - started, compute_seconds=time.perf_counter() - resumed)
+
+    def _sample(self, plan: StepPlan) -> StepResult:
         segments = plan.segments
         lengths = np.array([len(segment.token_ids) for segment in segments], np.int32)
         layout = build_layout(plan, lengths, self._page_size)
@@ -41,15 +66,13 @@ class Runner:
         )
         sampled = [index for index, segment in enumerate(segments) if segment.is_sampled]
         if not sampled:
-            return StepResult({}, restore_seconds=restore_seconds)
+            return StepResult({})
         if len(sampled) < len(hidden):
             last_rows = layout.qo_indptr[1:].to(torch.int64)[sampled] - 1
             hidden = hidden[last_rows.to(hidden.device)]
-        return self._pick(
-            self._model.logits(self._kernels, hidden), [segments[index] for index in sampled], restore_seconds
-        )
+        return self._pick(self._model.logits(self._kernels, hidden), [segments[index] for index in sampled])
 
-    def _pick(self, logits: torch.Tensor, segments: list[Segment], restore_seconds: float) -> StepResult:
+    def _pick(self, logits: torch.Tensor, segments: list[Segment]) -> StepResult:
         """One token for each of `segments` from its row of logits, which may be changed."""
         asking = [row for row, segment in enumerate(segments) if segment.sampling.logprobs is not None]
         logprobs = logits[asking].float().log_softmax(dim=-1) if asking else None
@@ -59,19 +82,27 @@ class Runner:
         picked = self._kernels.sample(logits, build_sampling(segments)).tolist()
         token_of = {segment.request_id: token for segment, token in zip(segments, picked, strict=True)}
         if logprobs is None:
-            return StepResult(token_of, restore_seconds=restore_seconds)
+            return StepResult(token_of)
         top_counts = [segments[row].sampling.logprobs or 0 for row in asking]
         records = read_logprobs(logprobs, [picked[row] for row in asking], top_counts)
         record_of = {segments[row].request_id: record for row, record in zip(asking, records, strict=True)}
-        return StepResult(token_of, record_of, restore_seconds)
+        return StepResult(token_of, record_of)
 
-    def _restore(self, plan: StepPlan) -> float:
-        """Run the plan's copies; returns the seconds they took."""
-        if not plan.restores:
-            return 0.0
+    def _copy(self, batch: CopyBatch) -> CopyOutcome:
         started = time.perf_counter()
-        self._storage.run(plan.restores)
-        return time.perf_counter() - started
+        try:
+            if Fault.RESTORE_FAIL in self._faults and batch.copies[0].source.tier is not Tier.DEVICE:
+                raise FireDrillError(Fault.RESTORE_FAIL)
+            self._storage.run(batch.copies)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is logged and costs this batch's request only
+            return CopyOutcome(time.perf_counter() - started, error)
+        return CopyOutcome(time.perf_counter() - started)
+
+    def _hold_drills(self) -> None:
+        if Fault.SLOW_STEP in self._faults:
+            time.sleep(SLOW_STEP_SECONDS)
+        if Fault.STEP_FAIL in self._faults:
+            raise FireDrillError(Fault.STEP_FAIL)
 
 
 def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLayout:

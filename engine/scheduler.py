@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache import CaptureTicket, ContextCache, Copy, Match, check
+from engine.copies import CopyJobs, Landed, Transfers
 from engine.errors import ServerOverloadedError
 from engine.frontiers import MAX_ANCHORS, prompt_frontiers, with_places_on_the_way
 from engine.limits import SchedulerLimits, refuse_unservable
 from engine.plan import Segment, StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, TokenLogprob
-from engine.sequence import SequenceRecord, SequenceState
+from engine.sequence import SequenceRecord, SequenceState, turn
+from engine.sequence_check import check_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,15 @@ class Scheduler:
     """Owns every sequence and, through their leases, the context cache. Mutable: only the engine loop's task may touch
     it."""
 
-    def __init__(self, limits: SchedulerLimits, cache: ContextCache, end_token_ids: Iterable[int] = ()) -> None:
-        """Raises ValueError for a cache in which one full context, or the running requests, could not fit."""
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        cache: ContextCache,
+        end_token_ids: Iterable[int] = (),
+        transfers: Transfers | None = None,
+    ) -> None:
+        """`transfers` are those of a former scheduler, to go on counting. Raises ValueError for a cache in which one
+        full context, or the running requests, could not fit."""
         if not cache.fits_alone(limits.max_context_tokens):
             raise ValueError(
                 f"max_context_tokens {limits.max_context_tokens} needs "
@@ -46,16 +55,17 @@ class Scheduler:
             raise ValueError(f"{limits.max_concurrency} running requests need more than {cache.slots.capacity} slots")
         self.limits = limits
         self.cache = cache
+        self.copies = CopyJobs(cache, transfers)
         self.suspensions_total = 0
         self._end_token_ids = frozenset(end_token_ids)
         self._alive: dict[str, SequenceRecord] = {}
         self._waiting: list[SequenceRecord] = []
         self._running: list[SequenceRecord] = []
-        self._restoring: list[SequenceRecord] = []
+        self._resuming: list[SequenceRecord] = []
         self._captures: list[CaptureTicket] = []
         self._arrivals = 0
         self._changes = 0
-        """Exits, captures and restores: without one, who had to wait has to go on waiting."""
+        """Exits, captures and copies: without one, who had to wait has to go on waiting."""
 
     @property
     def running(self) -> tuple[SequenceRecord, ...]:
@@ -101,24 +111,24 @@ class Scheduler:
         Not to be called while a step runs.
         """
         self._discard_captures()
-        self._restoring.clear()
+        self._resuming.clear()
         for sequence in self.running:
             if sequence.state is SequenceState.DECODING:
                 self._make_room_for_next_token(sequence, now)
         self._admit(now)
         pieces = [*self._decode_pieces(), *self._prefill_pieces()]
-        if not pieces:
-            return None
-        restores = self._begin_restores(sequence for sequence, _ in pieces)
+        resumes = self._begin_resumes(sequence for sequence, _ in pieces)
         segments = [self._segment(sequence, end) for sequence, end in pieces]
         segments.sort(key=lambda segment: not segment.is_decode)
-        return StepPlan(tuple(segments), restores)
+        copies = self.copies.plan(now, self.limits.copy_bytes if pieces else self.limits.copy_bytes_alone)
+        return StepPlan(tuple(segments), resumes, copies) if segments or copies else None
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOutcome]:
         """Take in what a step picked; sequences that end have given everything back when this returns."""
-        for sequence in self._restoring:
-            sequence.restore_seconds += result.restore_seconds
-        self._restoring.clear()
+        self._land(self.copies.take_in(result.copied, now), now)
+        for sequence in self._resuming:
+            sequence.restore_seconds += result.resume_seconds
+        self._resuming.clear()
         for ticket in self._captures:
             self.cache.publish(ticket, now)
         self._captures.clear()
@@ -141,6 +151,7 @@ class Scheduler:
         """End the requests of a step that raised. Their states are in doubt, so nothing of them is kept but what was
         published before; nor is what those were resumed from that had not yet come to a token."""
         self._discard_captures()
+        self._land(self.copies.fail_step(now, has_only_copies=not plan.segments), now)
         failed = [self._alive[segment.request_id] for segment in plan.segments]
         for sequence in failed:
             lease, is_prefilling = sequence.held, sequence.state is SequenceState.PREFILLING
@@ -169,25 +180,12 @@ class Scheduler:
 
     def check(self) -> list[str]:
         """Compare cache, leases and sequences from scratch; one line per violation, empty when sound."""
-        violations = check(self.cache)
-        for sequence in self._running:
-            lease = sequence.held
-            if not lease.is_open or sequence.page_ids.tolist() != list(lease.page_units):
-                violations.append(f"request {sequence.request_id!r}: its block table differs from its lease")
-            if len(lease.pages) < self.cache.options.pages_of(sequence.computed_tokens):
-                violations.append(f"request {sequence.request_id!r}: computed tokens lie outside its pages")
-        for sequence in self._waiting:
-            if sequence.lease is not None:
-                violations.append(f"request {sequence.request_id!r} waits but holds a lease")
-        for name, line in (("running", self._running), ("waiting", self._waiting)):
-            if line != sorted(line, key=_turn):
-                violations.append(f"the {name} requests are out of order: {[each.arrival for each in line]}")
-        if self._alive.keys() != {sequence.request_id for sequence in (*self._running, *self._waiting)}:
-            violations.append("a request that is alive neither runs nor waits")
-        if {id(lease) for lease in self.cache.leases} != {id(sequence.lease) for sequence in self._running}:
-            violations.append("a lease is open that no running request holds")
-        violations += [f"the match of request {match.request_id!r} was left open" for match in self.cache.matches]
-        return violations
+        return [*check(self.cache), *self.check_sequences()]
+
+    def check_sequences(self) -> list[str]:
+        """The same without the cache's own books."""
+        alive = self._alive.keys()
+        return [*check_sequences(self.cache, self._running, self._waiting, alive), *self.copies.check(self._running)]
 
     def _stop_token_ids(self, request: GenerationRequest) -> frozenset[int]:
         params = request.sampling
@@ -209,6 +207,7 @@ class Scheduler:
 
     def _abort(self, sequence: SequenceRecord, computed_tokens: int, now: float) -> SequenceRecord:
         if sequence.lease is not None:
+            self.copies.drop_restore(sequence.request_id)
             self.cache.abort(sequence.lease, tuple(sequence.token_ids), computed_tokens, now)
         self._remove(sequence)
         return sequence
@@ -233,15 +232,29 @@ class Scheduler:
             if self.cache.grow(lease, self._with_output_step(sequence)) or self.cache.grow(lease, needed):
                 sequence.refresh_page_ids()
                 return
-            self._suspend(self._running[-1], now)
+            if not self.copies.cancel_demotions():
+                self._suspend(self._running[-1], now)
 
     def _suspend(self, sequence: SequenceRecord, now: float) -> None:
+        self.copies.drop_restore(sequence.request_id)
         self.cache.abort(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
-        self._running.remove(sequence)
         sequence.suspend()
-        insort(self._waiting, sequence, key=_turn)
         self.suspensions_total += 1
+        self._step_back(sequence)
+
+    def _step_back(self, sequence: SequenceRecord) -> None:
+        """From those that run to those that wait."""
+        self._running.remove(sequence)
+        insort(self._waiting, sequence, key=turn)
         self._changes += 1
+
+    def _land(self, landed: Landed, now: float) -> None:
+        for sequence in landed.restored:
+            sequence.begin()
+        for sequence in landed.lost:
+            sequence.lose_restore()
+            self._step_back(sequence)
+        self._changes += landed.has_changed_something
 
     def _admit(self, now: float) -> None:
         for sequence in tuple(self._waiting):
@@ -249,7 +262,7 @@ class Scheduler:
                 return
             if self._may_be_admitted(sequence, now) and self._try_to_admit(sequence, now):
                 self._waiting.remove(sequence)
-                insort(self._running, sequence, key=_turn)
+                insort(self._running, sequence, key=turn)
                 continue
             sequence.tried_at = self._changes
             if not sequence.is_held_back:
@@ -260,26 +273,34 @@ class Scheduler:
         return sequence.tried_at != self._changes or (sequence.is_held_back and self._has_waited_enough(sequence, now))
 
     def _try_to_admit(self, sequence: SequenceRecord, now: float) -> bool:
-        cache, request, tokens = self.cache, sequence.request, tuple(sequence.token_ids)
-        match = cache.match(request.request_id, request.namespace, tokens)
+        match = self._match(sequence)
         sequence.is_held_back = self._is_worth_waiting_for(sequence, match, now)
         if sequence.is_held_back:
-            cache.release(match)
+            self.cache.release(match)
             return False
         if self._admit_with(sequence, match, now):
             return True
+        if self.copies.cancel_demotions() and self._admit_with(sequence, self._match(sequence), now):
+            return True
         # Alone, nothing but what it would reuse can be in its way: a partial page, or the last state slot.
-        return not self._running and self._admit_with(sequence, cache.miss(*_key(sequence), tokens), now)
+        return not self._running and self._admit_with(sequence, self._match(sequence, reuses=False), now)
+
+    def _match(self, sequence: SequenceRecord, *, reuses: bool = True) -> Match:
+        request, tokens = sequence.request, tuple(sequence.token_ids)
+        find = self.cache.match if reuses and not sequence.has_lost_restore else self.cache.miss
+        return find(request.request_id, request.namespace, tokens)
 
     def _admit_with(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
         named = prompt_frontiers(sequence.request)
         chunk, allowance = self.limits.prefill_chunk, self._anchor_allowance
         wanted = with_places_on_the_way(named, match.known.tokens, match.cached_tokens, chunk, allowance)
-        is_first = sequence.state is SequenceState.WAITING
+        is_first = sequence.reuse is None
         lease = self.cache.admit(match, self._with_output_step(sequence), wanted, now, is_first=is_first)
         if lease is None:
             return False
-        sequence.admit(lease, lease.report, now)
+        sequence.admit(lease, now)
+        if lease.is_restoring:
+            self.copies.begin_restore(sequence)
         return True
 
     @property
@@ -322,14 +343,14 @@ class Scheduler:
             pieces.append((sequence, end))
         return pieces
 
-    def _begin_restores(self, sequences: Iterable[SequenceRecord]) -> tuple[Copy, ...]:
+    def _begin_resumes(self, sequences: Iterable[SequenceRecord]) -> tuple[Copy, ...]:
         """The copies that these need for their first segment. Their sources are let go of at once: the step runs the
         copies before it writes anything, so that a turn may even be captured where the one before it lies."""
         copies: list[Copy] = []
         for sequence in sequences:
             if sequence.held.is_resuming:
                 copies += sequence.held.resume
-                self._restoring.append(sequence)
+                self._resuming.append(sequence)
                 self.cache.confirm_resume(sequence.held)
                 self._changes += 1
         return tuple(copies)
@@ -366,15 +387,6 @@ class Scheduler:
                 self._captures.append(ticket)
                 slot = None if ticket.slot is None else ticket.slot.units[0]
         return slot
-
-
-def _turn(sequence: SequenceRecord) -> tuple[bool, int]:
-    """The order of each line: those that were suspended, then those that have never run, each as they came."""
-    return sequence.state is SequenceState.WAITING, sequence.arrival
-
-
-def _key(sequence: SequenceRecord) -> tuple[str, str]:
-    return sequence.request_id, sequence.request.namespace
 
 
 def _finish_reason(sequence: SequenceRecord, token_id: int) -> FinishReason | None:

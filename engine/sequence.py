@@ -17,18 +17,22 @@ class SequenceState(StrEnum):
 
     WAITING = "waiting"
     """Holds nothing; not yet admitted."""
+    RESTORING = "restoring"
+    """Holds everything, but what it reuses is still on its way from host memory."""
     PREFILLING = "prefilling"
     DECODING = "decoding"
     SUSPENDED = "suspended"
-    """Holds nothing; was admitted once, and goes on from whatever is still remembered of it before anything new."""
+    """Holds nothing; was admitted once, and goes on before anything new, from whatever is still remembered of it or,
+    when that could not be restored, from its first token."""
     FINISHED = "finished"
 
 
 _TRANSITIONS = {
-    SequenceState.WAITING: {SequenceState.PREFILLING, SequenceState.FINISHED},
+    SequenceState.WAITING: {SequenceState.RESTORING, SequenceState.PREFILLING, SequenceState.FINISHED},
+    SequenceState.RESTORING: {SequenceState.PREFILLING, SequenceState.SUSPENDED, SequenceState.FINISHED},
     SequenceState.PREFILLING: {SequenceState.DECODING, SequenceState.SUSPENDED, SequenceState.FINISHED},
     SequenceState.DECODING: {SequenceState.SUSPENDED, SequenceState.FINISHED},
-    SequenceState.SUSPENDED: {SequenceState.PREFILLING, SequenceState.FINISHED},
+    SequenceState.SUSPENDED: {SequenceState.RESTORING, SequenceState.PREFILLING, SequenceState.FINISHED},
     SequenceState.FINISHED: set[SequenceState](),
 }
 
@@ -46,6 +50,7 @@ class SequenceRecord:
         "computed_tokens",
         "edits",
         "first_token_at",
+        "has_lost_restore",
         "is_held_back",
         "last_token_at",
         "lease",
@@ -87,8 +92,10 @@ class SequenceRecord:
         self.page_ids: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self.lease: RequestLease | None = None
         self.reuse: ReuseReport | None = None
-        """Of its first admission; what a suspended request finds again of its own is no reuse."""
+        """Of its first start; what a suspended request finds again of its own is no reuse."""
         self.restore_seconds = 0.0
+        self.has_lost_restore = False
+        """What it was to reuse could not be copied: it is to start from its first token."""
         self.is_held_back = False
         """Waits for what another is about to publish, not for room."""
         self.tried_at = -1
@@ -119,15 +126,26 @@ class SequenceRecord:
             raise ValueError(f"request {self.request_id!r} is {self._state} and holds nothing")
         return self.lease
 
-    def admit(self, lease: RequestLease, reuse: ReuseReport, now: float) -> None:
-        """Take over a lease and start, or start again, after what it reuses."""
-        self._move_to(SequenceState.PREFILLING)
+    def admit(self, lease: RequestLease, now: float) -> None:
+        """Take over a lease, and start, or start again, after what it reuses, once that is there."""
+        self._move_to(SequenceState.RESTORING if lease.is_restoring else SequenceState.PREFILLING)
         self.lease = lease
         self.is_held_back = False
+        self.has_lost_restore = False
         self.computed_tokens = lease.cached_tokens
-        if self.admitted_at is None:
-            self.admitted_at, self.reuse = now, reuse
+        self.admitted_at = now if self.admitted_at is None else self.admitted_at
         self.refresh_page_ids()
+        if not lease.is_restoring:
+            self._begin()
+
+    def begin(self) -> None:
+        """What it restored is there."""
+        self._move_to(SequenceState.PREFILLING)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.reuse is None:
+            self.reuse = self.held.report
 
     def refresh_page_ids(self) -> None:
         """Its lease has grown."""
@@ -148,6 +166,11 @@ class SequenceRecord:
         """Its lease was closed; keep the tokens."""
         self._leave(SequenceState.SUSPENDED)
 
+    def lose_restore(self) -> None:
+        """The copies for its lease failed, and it was closed."""
+        self._leave(SequenceState.SUSPENDED)
+        self.has_lost_restore = True
+
     def finish(self) -> None:
         """Its lease, if it had one, was closed for good: the one exit, whatever the reason."""
         self._leave(SequenceState.FINISHED)
@@ -162,3 +185,8 @@ class SequenceRecord:
         if state not in _TRANSITIONS[self._state]:
             raise ValueError(f"request {self.request_id!r} cannot go from {self._state} to {state}")
         self._state = state
+
+
+def turn(sequence: SequenceRecord) -> tuple[bool, int]:
+    """The order of each line: those that were suspended, then those that have never run, each as they came."""
+    return sequence.state is SequenceState.WAITING, sequence.arrival

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cache import CacheStats, PoolCounts
+from cache import AuditReport, CacheStats, CopyObject, PoolCounts
+from engine.copies import Direction, Transfer
 
 
 class EngineStatus(StrEnum):
@@ -24,6 +25,8 @@ class StepKind(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
+    COPY = "copy"
+    """Nothing; it only moves bytes between the device and host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,26 @@ class EngineSnapshot:
     heartbeat_age_seconds: float
     """Since the loop last turned; a loop that is well turns at least once a second, unless one step takes longer."""
     running: int
-    """Requests that hold pages and a slot: `prefilling + decoding`."""
+    """Requests that hold pages and a slot: `restoring + prefilling + decoding`."""
     waiting: int
     """Requests that wait for room, suspended ones included."""
+    restoring: int
     prefilling: int
     decoding: int
     kv_pages: PoolCounts
     state_slots: PoolCounts
+    host_units: PoolCounts
+    host_state_slots: PoolCounts
+    """State images against the most that host memory can hold."""
     cache: CacheStats
     """A copy."""
+    transfers: Mapping[tuple[Direction, CopyObject], Transfer]
+    """A copy."""
+    restore_bytes_per_second: float | None
+    """Measured over the last minutes; None before the first restore."""
+    prefill_tokens_per_second: float | None
+    last_audit: AuditReport | None
+    """None before the first."""
     steps_total: int
     prefill_tokens_total: int
     decode_tokens_total: int

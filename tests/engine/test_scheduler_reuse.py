@@ -51,7 +51,7 @@ class House:
         self.device.run(plan, lambda name: (*self.requests[name].prompt_token_ids, *self.outputs[name]))
         picked = {each.request_id: 1000 + each.end for each in plan.segments if each.is_sampled}
         for outcome in self.scheduler.apply(
-            plan, StepResult(picked, restore_seconds=0.25 if plan.restores else 0.0), self.now
+            plan, StepResult(picked, resume_seconds=0.25 if plan.resumes else 0.0), self.now
         ):
             self.outputs[outcome.sequence.request_id].append(outcome.token_id)
         self.now += 1.0
@@ -98,7 +98,7 @@ def test_a_hit_restores_the_state_and_the_page_that_it_goes_on_in_before_its_fir
     house.run("a", range(20))
     plans = house.run("b", range(20))
     assert shape(plans) == [("b", 19, 20)]
-    assert [copy.what for copy in plans[0].restores] == [CopyObject.KV_PAGE, CopyObject.STATE]
+    assert [copy.what for copy in plans[0].resumes] == [CopyObject.KV_PAGE, CopyObject.STATE]
     assert plans[0].segments[0].is_sampled
 
 
@@ -106,7 +106,7 @@ def test_a_hit_at_the_end_of_a_page_copies_no_page():
     house = House()
     house.run("a", range(17))
     (plan,) = house.run("b", range(17))
-    assert [copy.what for copy in plan.restores] == [CopyObject.STATE]
+    assert [copy.what for copy in plan.resumes] == [CopyObject.STATE]
 
 
 def test_the_time_of_the_copies_is_told():
@@ -245,7 +245,7 @@ def test_a_request_that_its_own_past_leaves_no_room_for_starts_from_the_root(pag
     house.run("a", range(7))
     plans = house.run("b", (*range(6), 50, 51, 52), max_tokens=3)
     assert house.outputs["b"] == [1009, 1010, 1011]
-    assert not plans[0].restores
+    assert not plans[0].resumes
 
 
 def test_a_turn_is_captured_where_the_one_before_it_lay_when_there_is_no_other_slot():

@@ -53,7 +53,9 @@ def talking(demo_folder, monkeypatch):
 
     No token ends an answer, so that what the model has learnt does not matter.
     """
-    monkeypatch.setattr("engine.engine.Scheduler", lambda limits, cache, _ends: Scheduler(limits, cache))
+    monkeypatch.setattr(
+        "engine.engine.Scheduler", lambda limits, cache, _ends, transfers: Scheduler(limits, cache, (), transfers)
+    )
 
     @contextlib.asynccontextmanager
     async def start(folder: Path = demo_folder, **options):

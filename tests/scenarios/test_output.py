@@ -97,11 +97,10 @@ async def test_s31_after_a_hit_tokens_and_logits_are_those_of_a_cold_run(talking
 
 
 async def test_s32_freed_pages_and_slots_full_of_nan_change_nothing(talking, monkeypatch):
-    restore = Runner._restore
+    sample = Runner._sample
     engines = []
 
     def poisoning(self, plan):
-        seconds = restore(self, plan)
         for engine in engines:
             cache = engine._loop.scheduler.cache
             for pool, tensors in (
@@ -112,13 +111,15 @@ async def test_s32_freed_pages_and_slots_full_of_nan_change_nothing(talking, mon
                 for unit in set(range(pool.capacity)) - held:
                     for tensor in tensors:
                         tensor[unit].fill_(float("nan"))
-        return seconds
+            held = {unit for lease in cache.host.leases() for unit in lease.units}
+            self._storage._host[[unit for unit in range(cache.host.capacity) if unit not in held]] = 255
+        return sample(self, plan)
 
-    monkeypatch.setattr(Runner, "_restore", poisoning)
+    monkeypatch.setattr(Runner, "_sample", poisoning)
     prompts = [turn for number in range(6) for turn in conversation(number)]
-    async with talking(kv_pages=64) as talk:
+    async with talking(kv_pages=64, host_cache_mib=0) as talk:
         expected = [(await talk.ask(prompt, 3)).token_ids for prompt in prompts]
-    async with talking(kv_pages=64) as talk:
+    async with talking(kv_pages=64, host_cache_mib=16) as talk:
         engines.append(talk.engine)
         assert [(await talk.ask(prompt, 3)).token_ids for prompt in prompts] == expected
         answers = await talk.together(prompts, 3)

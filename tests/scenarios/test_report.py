@@ -53,15 +53,16 @@ def test_s01_one_long_body_three_times_is_computed_once_also_on_a_saturated_daem
             first, *others = [ask(body) for _ in range(3)]
             prompt_tokens = first["usage"]["prompt_tokens"]
             assert prompt_tokens > closure > PROMPT_TOKENS
-            if round_ == 0:
-                assert first["reuse"]["path"] == "root"
+            # The daemon may still know it the second time: in host memory, if not on the device.
+            assert first["reuse"]["path"] == "root" or round_ == 1
+            tier = "device" if first["reuse"]["source"]["host"] == 0 else "host"
             for answer in others:
                 assert answer["reuse"] == {
                     "path": "private_turn_closure",
                     "prompt_tokens": prompt_tokens,
                     "cached_tokens": closure,
                     "achievable_tokens": closure,
-                    "source": {"device": closure, "host": 0, "disk": 0},
+                    "source": {"device": 0, "host": 0, "disk": 0} | {tier: closure},
                     "lost": {},
                 }
                 assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == closure

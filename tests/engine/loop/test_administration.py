@@ -57,7 +57,7 @@ async def test_work_waits_until_the_step_is_over(running_engine, gate):  # noqa:
 
 
 async def test_an_audit_tells_each_violation(running_engine):
-    async with running_engine() as engine:
+    async with running_engine(self_heal=False) as engine:
         await collect(engine.submit(request(PROMPTS[6])))
         pool = engine._loop.scheduler.cache.pages
         lost = pool._free.pop()

@@ -122,7 +122,7 @@ async def test_a_seed_of_any_size_is_taken(running_engine):
 
 
 async def test_what_former_requests_left_in_memory_changes_nothing(running_engine):
-    async with running_engine() as engine:
+    async with running_engine(prefix_reuse=False) as engine:
         expected = await alone(engine, PROMPTS)
         engine._loop.scheduler.cache.reset()
         state = engine._loop._runner._storage.state

@@ -1,0 +1,64 @@
+"""When the engine checks its own books: on a timer, after work when it is idle, and when somebody asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cache import AuditReport, audit
+from engine.scheduler import Scheduler
+
+AUDIT_SECONDS = 30.0
+IDLE_SECONDS = 1.0
+_MOST_OF_THE_TIME = 0.01
+"""Share of the time that audits may take: in a large cache one takes long."""
+
+logger = logging.getLogger("dalsegno.engine")
+
+
+class Auditor:
+    """Holds the last result. Mutable: only the engine loop's task may touch it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.last: AuditReport | None = None
+        """None before the first."""
+        self._clock = clock
+        self._audited_at = clock()
+        self._pause_seconds = 0.0
+        self._has_worked = False
+        self._told: frozenset[str] = frozenset()
+
+    def worked(self) -> None:
+        """Something has happened since the last audit."""
+        self._has_worked = True
+
+    def audit_if_due(self, scheduler: Scheduler, *, is_idle: bool) -> None:
+        """Check the books, unless that was done a moment ago. An idle engine does it once after its work, then as
+        seldom as a busy one."""
+        wait = IDLE_SECONDS if is_idle and self._has_worked else AUDIT_SECONDS
+        if self._clock() - self._audited_at >= max(wait, self._pause_seconds):
+            self.audit(scheduler)
+
+    def audit(self, scheduler: Scheduler) -> AuditReport:
+        """Compare pools, trees, leases, copies and sequences from scratch; give back what nobody holds."""
+        started = self._clock()
+        found = audit(scheduler.cache)
+        amiss = tuple(scheduler.check_sequences())
+        report = AuditReport((*found.violations, *amiss), found.reclaimed, (*found.remaining, *amiss))
+        scheduler.cache.stats.violations += len(amiss)
+        self._tell(report)
+        self._audited_at = self._clock()
+        self._pause_seconds = (self._audited_at - started) / _MOST_OF_THE_TIME
+        self._has_worked = False
+        self.last = report
+        return report
+
+    def _tell(self, report: AuditReport) -> None:
+        """What was healed, each time; what remains, once."""
+        if report.reclaimed:
+            units = ", ".join(f"{count} of {pool}" for pool, count in report.reclaimed.items())
+            logger.warning("an audit gave back units that nobody held: %s", units)
+        remaining = frozenset(report.remaining)
+        for line in sorted(remaining - self._told):
+            logger.error("an audit found: %s", line)
+        self._told = remaining
