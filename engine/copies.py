@@ -103,7 +103,13 @@ class CopyJobs:
         batches: list[CopyBatch] = []
         left = self._plan_pieces((*self._restores.values(), *self._demotions), most_bytes, batches)
         if left > 0 and now >= self._demotes_from:
-            begun = [self._job(each.copies, demotion=each) for each in self._cache.plan_demotions(now, left)]
+            begun: list[_Job] = []
+            for demotion in self._cache.plan_demotions(now, left):
+                if demotion.copies:
+                    begun.append(self._job(demotion.copies, demotion=demotion))
+                else:
+                    # Another's copies hold all of it already.
+                    self._cache.confirm_demotion(demotion, now)
             self._demotions += begun
             self._plan_pieces(begun, left, batches)
         return tuple(batches)

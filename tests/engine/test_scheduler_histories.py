@@ -1,5 +1,5 @@
-"""Random histories of submissions, cancels, faults and steps: the ledger stays sound, every request ends, and what is
-reused is what a cold run would have left."""
+"""Random histories of submissions, cancels, faults, failed copies, resets and steps: the ledger stays sound, every
+request ends, and what is reused is what a cold run would have left."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cache import CacheOptions, CheckpointKind, ContextCache, Frontier
+from cache import CacheOptions, CheckpointKind, ContextCache, Frontier, Tier
 from engine.errors import ContextLengthExceededError, ServerOverloadedError
 from engine.limits import SchedulerLimits
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, SamplingParams
 from engine.scheduler import Scheduler
+from engine.sequence import SequenceState
 from tests.engine.fake_device import FakeDevice
 
 END = 999
@@ -33,7 +34,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_slots=st.integers(0, 4),
         has_state=st.booleans() | st.just(True),
         prefix_reuse=st.sampled_from([True, True, True, False]),
-        prompts=st.lists(st.integers(1, 6), max_size=5),
+        prompts=st.lists(st.integers(1, 20), max_size=5),
+        host_units=st.sampled_from([0, 9, 40, 120, 120]),
+        units_per_state=st.integers(1, 3),
+        host_state_cap=st.sampled_from([None, None, 1, 4]),
+        demote_ahead=st.sampled_from([None, 0, 2]),
+        copy_bytes=st.sampled_from([1, 2, 5, 1000]),
     )
     def start(
         self,
@@ -48,10 +54,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_state,
         prefix_reuse,
         prompts,
+        host_units,
+        units_per_state,
+        host_state_cap,
+        demote_ahead,
+        copy_bytes,
     ):
-        limits = SchedulerLimits(max_concurrency, max_pending, 20.0, context, chunk, output_step)
+        limits = SchedulerLimits(
+            max_concurrency, max_pending, 20.0, context, chunk, output_step, copy_bytes, 3 * copy_bytes
+        )
         pages, slots = -(-context // page_size) + spare_pages, max_concurrency + spare_slots
-        self.cache = ContextCache(CacheOptions(page_size, pages, slots * has_state, has_state, prefix_reuse))
+        self.cache = ContextCache(
+            CacheOptions(
+                page_size,
+                pages,
+                slots * has_state,
+                has_state,
+                prefix_reuse,
+                host_units=host_units,
+                host_units_per_state=units_per_state,
+                host_state_cap=host_state_cap,
+                demote_ahead=demote_ahead,
+            )
+        )
         self.scheduler = Scheduler(limits, self.cache, end_token_ids=[END])
         self.device = FakeDevice(self.cache)
         self.now = 0.0
@@ -60,8 +85,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.outputs: dict[str, list[int]] = {}
         self.ended: set[str] = set()
         self.reused: dict[str, int] = {}
-        for prompt_tokens in prompts:
-            self.submit(tuple(range(prompt_tokens)), context)
+        for number, prompt_tokens in enumerate(prompts):
+            self.submit(tuple(range(100 * number, 100 * number + prompt_tokens)), context)
 
     @rule(
         data=st.data(),
@@ -80,9 +105,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.submit(tokens, max_tokens, (Frontier(stable, CheckpointKind.SHARED_STABLE_PREFIX),))
 
     @precondition(lambda self: self.prompts)
-    @rule(data=st.data(), max_tokens=st.integers(1, 44))
-    def submit_again(self, data, max_tokens):
-        self.submit(self.prompts[data.draw(st.sampled_from(sorted(self.prompts)[-6:]))], max_tokens)
+    @rule(data=st.data(), max_tokens=st.integers(1, 44), goes_on=st.booleans())
+    def submit_again(self, data, max_tokens, goes_on):
+        name = data.draw(st.sampled_from(sorted(self.prompts)))
+        self.submit((*self.prompts[name], *(self.outputs[name] if goes_on else ())), max_tokens)
 
     def submit(self, tokens, max_tokens, frontiers=()):
         name = f"r{self.submitted:04}"
@@ -109,13 +135,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.cancel(name, self.now) is not None
         self.ended.add(name)
 
+    @precondition(lambda self: self.restoring)
+    @rule(data=st.data())
+    def cancel_a_restore(self, data):
+        name = data.draw(st.sampled_from(self.restoring))
+        assert self.scheduler.cancel(name, self.now) is not None
+        self.ended.add(name)
+
+    @property
+    def restoring(self) -> list[str]:
+        running = self.scheduler.running
+        return [each.request_id for each in running if each.state is SequenceState.RESTORING]
+
+    def everything_ends(self):
+        for _ in range(200):
+            if not self.alive and not self.cache.demotions.under_way:
+                break
+            self.step(0.0, False, False)
+
+    def step_once(self):
+        self.step(0.0, False, False)
+
+    @rule(count=st.integers(1, 5), then=st.sampled_from([everything_ends, everything_ends, step_once, None]))
+    def the_oldest_come_again(self, count, then):
+        for name in sorted(self.prompts)[:count]:
+            self.submit(self.prompts[name], 2)
+            if then is not None:
+                then(self)
+
     @rule(times=st.integers(1, 8))
     def steps(self, times):
         for _ in range(times):
-            self.step(0.0, False)
+            self.step(0.0, False, False)
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 8.0, 15.0]), ends=st.booleans())
-    def step(self, seconds, ends):
+    @rule(tiers=st.sets(st.sampled_from([Tier.DEVICE, Tier.HOST])))
+    def reset(self, tiers):
+        self.cache.reset(tiers)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 8.0, 15.0]), ends=st.booleans(), copies_fail=st.booleans())
+    def step(self, seconds, ends, copies_fail):
         self.now += seconds
         plan = self.scheduler.plan(self.now)
         self.ended.update(sequence.request_id for sequence in self.scheduler.expire(self.now))
@@ -123,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not self.alive
             return
         self.check_plan(plan)
-        self.take_in(plan, END if ends else None)
+        self.take_in(plan, END if ends else None, copies_fail=copies_fail)
 
     @rule(spoils=st.booleans())
     def failing_step(self, spoils):
@@ -138,10 +196,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tokens_of(self, name):
         return (*self.prompts[name], *self.outputs[name])
 
-    def take_in(self, plan: StepPlan, token_id: int | None = None):
-        self.device.run(plan, self.tokens_of)
+    def take_in(self, plan: StepPlan, token_id: int | None = None, *, copies_fail: bool = False):
+        failing = [batch.number for batch in plan.background if copies_fail]
+        copied = self.device.run(plan, self.tokens_of, failing=failing)
         picked = {each.request_id: token_id or each.end for each in plan.segments if each.is_sampled}
-        for outcome in self.scheduler.apply(plan, StepResult(picked), self.now):
+        for outcome in self.scheduler.apply(plan, StepResult(picked, copied=copied), self.now):
             name = outcome.sequence.request_id
             reuse = outcome.sequence.reuse
             assert self.reused.setdefault(name, reuse.cached_tokens) == reuse.cached_tokens < reuse.prompt_tokens
@@ -156,6 +215,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         captures = [segment.capture_slot for segment in plan.segments if segment.capture_slot is not None]
         decodes = [segment.is_decode for segment in plan.segments]
         limits, options = self.scheduler.limits, self.cache.options
+        assert names or plan.background
+        budget = limits.copy_bytes if names else limits.copy_bytes_alone
+        copies = [copy for batch in plan.background for copy in batch.copies]
+        assert not copies or options.bytes_of(copies[:-1]) < budget
+        assert len({batch.number for batch in plan.background}) == len(plan.background)
         assert len(set(names)) == len(names)
         assert len({*slots, *captures}) == len(slots) + len(captures)
         assert len(slots) <= limits.max_concurrency
@@ -203,11 +267,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.check() == []
         assert self.alive == set()
         self.every_output_is_in_order_and_whole()
-        for pool in (self.cache.pages, self.cache.slots):
+        assert self.cache.demotions.under_way == ()
+        for pool in (self.cache.pages, self.cache.slots, self.cache.host):
             assert (pool.counts().pinned, pool.counts().in_flight) == (0, 0)
         self.cache.reset()
         assert self.cache.pages.free == self.cache.pages.capacity
         assert self.cache.slots.free == self.cache.slots.capacity
+        assert self.cache.host.free == self.cache.host.capacity
 
 
 SchedulerMachine.TestCase.settings = settings(
