@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache.checkpoints import Checkpoint, Line
 from cache.pools import Holder, Lease, UnitState
 from cache.replicas import Replica
 from cache.tiers import Tiers
+from cache.tree import Node
 from cache.types import Copy, CopyObject, SkipReason, Tier, UnitHandle
 
 
@@ -22,13 +24,20 @@ class Demotion:
     holder: Holder
     copies: tuple[Copy, ...]
     size_bytes: int
-    sources: tuple[Replica, ...]
-    """Pages on the device, pinned."""
+    base: Node
+    """The deepest node of the path that host memory has already; it stays there."""
     pages: tuple[Replica, ...]
-    """In host memory, of the whole path; pinned."""
+    """In host memory, of the nodes below `base`."""
     tail: Replica | None
     state: Lease | None
+    device_pages: int
+    """That stay on the device for it."""
     is_open: bool = True
+
+    @property
+    def written(self) -> tuple[Replica, ...]:
+        """Every page that it writes."""
+        return self.pages if self.tail is None else (*self.pages, self.tail)
 
 
 class Demotions:
@@ -63,7 +72,7 @@ class Demotions:
         self._open.remove(demotion)
         demotion.is_open = False
         if checkpoint in tiers.store:
-            checkpoint.tree.hold(checkpoint.node, Tier.HOST, demotion.pages)
+            checkpoint.tree.hold(checkpoint.node, Tier.HOST, demotion.pages, above=demotion.base.depth)
             tail = demotion.tail
             if tail is not None:
                 tail.ref()
@@ -88,11 +97,12 @@ class Demotions:
         self._let_go(demotion)
 
     def _let_go(self, demotion: Demotion) -> None:
-        for page in (*demotion.sources, *demotion.pages):
+        for page in demotion.written:
             page.unpin(demotion.holder)
-        if demotion.tail is not None:
-            demotion.tail.unpin(demotion.holder)
-        self._tiers.unpin(demotion.checkpoint)
+        checkpoint = demotion.checkpoint
+        checkpoint.tree.let_go(demotion.base, Tier.HOST)
+        self._tiers.copied_pages -= demotion.device_pages
+        self._tiers.unpin(checkpoint)
 
     def _next(self) -> Checkpoint | None:
         """Who should have a copy in host memory now and has none."""
@@ -126,67 +136,70 @@ class Demotions:
 
     def _units_of(self, checkpoint: Checkpoint) -> int:
         """Units of host memory that its copy would take."""
-        missing, node = 0, checkpoint.node
-        while node.parent is not None and node.host is None:
-            missing, node = missing + 1, node.parent
-        state = self._states_of(checkpoint) * self._tiers.options.host_units_per_state
-        return missing + (1 if checkpoint.tail else 0) + state
+        pages = len(_missing(checkpoint)) + (1 if checkpoint.tail else 0)
+        return pages + self._states_of(checkpoint) * self._tiers.options.host_units_per_state
 
     def _begin(self, checkpoint: Checkpoint) -> Demotion | None:
         """Reserve what the copy needs; None, and it is refused, when what is in host memory is worth more."""
-        tiers = self._tiers
-        path = checkpoint.node.path()
-        if self._is_being_copied(checkpoint):
-            return None
-        kept = [node.host for node in path if node.host is not None]
+        tiers, missing = self._tiers, _missing(checkpoint)
+        being_copied = {id(node) for demotion in self._open for node in _missing(demotion.checkpoint)}
+        if not being_copied.isdisjoint(map(id, missing)):
+            return None  # A part of its path is on its way already: wait for that.
+        base = checkpoint.node if not missing else missing[0].parent or checkpoint.tree.root
         tiers.store.pin(checkpoint)
-        self._number += 1
-        holder = Holder(UnitState.IN_FLIGHT, f"demotion-{self._number}")
-        for page in kept:
-            page.pin(holder)
-        missing = path[len(kept) :]
-        units = len(missing) + (1 if checkpoint.tail else 0)
+        checkpoint.tree.hold(base, Tier.HOST, ())
         states = self._states_of(checkpoint)
-        if not tiers.make_host_room(units + states * tiers.options.host_units_per_state, states, checkpoint):
-            for page in kept:
-                page.unpin(holder)
+        if not tiers.make_host_room(self._units_of(checkpoint), states, checkpoint):
+            checkpoint.tree.let_go(base, Tier.HOST)
             checkpoint.is_refused = True
             tiers.unpin(checkpoint)
             is_full = len(tiers.store.host) > 0
             tiers.stats.publish_skipped[SkipReason.HOST_WORTH_MORE if is_full else SkipReason.HOST_PINNED] += 1
             return None
-        fresh = [Replica(tiers.host.lease(holder, 1), Tier.HOST) for _ in missing]
+        self._number += 1
+        holder = Holder(UnitState.IN_FLIGHT, f"demotion-{self._number}")
+        pages = [Replica(lease, Tier.HOST) for lease in tiers.host.singles(holder, len(missing))]
         tail = Replica(tiers.host.lease(holder, 1), Tier.HOST) if checkpoint.tail else None
         state = tiers.host.lease(holder, tiers.options.host_units_per_state) if states else None
         tiers.host_states += states
-        sources = [node.page for node in path if node.page is not None]
-        copies = [
-            Copy(CopyObject.KV_PAGE, node.page.handle, replica.handle)
-            for node, replica in zip(missing, fresh, strict=True)
-            if node.page is not None
-        ]
-        if tail is not None and checkpoint.tail_page is not None:
-            sources.append(checkpoint.tail_page)
-            copies.append(Copy(CopyObject.KV_PAGE, checkpoint.tail_page.handle, tail.handle))
-        if state is not None and checkpoint.slot is not None:
-            source = UnitHandle(Tier.DEVICE, checkpoint.slot.units)
-            copies.append(Copy(CopyObject.STATE, source, UnitHandle(Tier.HOST, state.units)))
-        for page in sources:
-            page.pin(holder)
+        tiers.copied_pages += checkpoint.device_pages
+        copies = _copies(checkpoint, missing, pages, tail, state)
         demotion = Demotion(
             checkpoint=checkpoint,
             holder=holder,
-            copies=tuple(copies),
+            copies=copies,
             size_bytes=tiers.options.bytes_of(copies),
-            sources=tuple(sources),
-            pages=(*kept, *fresh),
+            base=base,
+            pages=tuple(pages),
             tail=tail,
             state=state,
+            device_pages=checkpoint.device_pages,
         )
         self._open.append(demotion)
         return demotion
 
-    def _is_being_copied(self, checkpoint: Checkpoint) -> bool:
-        """Whether a part of its path is on its way already: then wait for that."""
-        nodes = {id(node) for node in checkpoint.node.path() if node.host is None}
-        return any(not nodes.isdisjoint(map(id, d.checkpoint.node.path())) for d in self._open)
+
+def _missing(checkpoint: Checkpoint) -> list[Node]:
+    """The nodes of its path that host memory does not have, the highest first."""
+    nodes, node = list[Node](), checkpoint.node
+    while node.parent is not None and node.host is None:
+        nodes.append(node)
+        node = node.parent
+    nodes.reverse()
+    return nodes
+
+
+def _copies(
+    checkpoint: Checkpoint, nodes: Sequence[Node], pages: Sequence[Replica], tail: Replica | None, state: Lease | None
+) -> tuple[Copy, ...]:
+    copies = [
+        Copy(CopyObject.KV_PAGE, node.page.handle, page.handle)
+        for node, page in zip(nodes, pages, strict=True)
+        if node.page is not None
+    ]
+    if tail is not None and checkpoint.tail_page is not None:
+        copies.append(Copy(CopyObject.KV_PAGE, checkpoint.tail_page.handle, tail.handle))
+    if state is not None and checkpoint.slot is not None:
+        source = UnitHandle(Tier.DEVICE, checkpoint.slot.units)
+        copies.append(Copy(CopyObject.STATE, source, UnitHandle(Tier.HOST, state.units)))
+    return tuple(copies)

@@ -93,9 +93,7 @@ def _replicas(cache: ContextCache) -> Iterator[Replica]:
     for match in cache.matches:
         yield from match.held_pages
     for demotion in cache.demotions.under_way:
-        yield from (*demotion.sources, *demotion.pages)
-        if demotion.tail is not None:
-            yield demotion.tail
+        yield from demotion.written
 
 
 def _referred(cache: ContextCache) -> Iterator[tuple[Lease, str]]:
@@ -131,6 +129,9 @@ def _check_leases(cache: ContextCache) -> list[str]:
                 )
             if states[id(lease)] > 1:
                 violations.append(f"pool {pool.name!r}: the state of {lease.holder.name!r} has several owners")
+    copied = sum(demotion.device_pages for demotion in cache.demotions.under_way)
+    if copied != cache.tiers.copied_pages:
+        violations.append(f"{cache.tiers.copied_pages} pages are being copied on record, {copied} found")
     found = _count_host_states(cache)
     if found != cache.tiers.host_states:
         violations.append(f"{cache.tiers.host_states} state images in host memory on record, {found} found")
@@ -160,8 +161,7 @@ def _check_references(cache: ContextCache) -> list[str]:
         for page in match.held_pages:
             pins[id(page)][match.request_id] += 1
     for demotion in cache.demotions.under_way:
-        tail = () if demotion.tail is None else (demotion.tail,)
-        for page in (*demotion.sources, *demotion.pages, *tail):
+        for page in demotion.written:
             pins[id(page)][demotion.holder.name] += 1
     violations: list[str] = []
     for replica in {id(replica): replica for replica in _replicas(cache)}.values():
@@ -185,6 +185,8 @@ def _check_holds(cache: ContextCache) -> list[str]:
     for c in _residents(cache):
         holds[id(c.device_node), Tier.DEVICE] += 1
         holds[id(c.node), Tier.HOST] += c.is_in_host
+    for demotion in cache.demotions.under_way:
+        holds[id(demotion.base), Tier.HOST] += 1
     violations: list[str] = []
     for node in nodes:
         for tier, replica in ((Tier.DEVICE, node.page), (Tier.HOST, node.host)):

@@ -29,6 +29,9 @@ class Tiers:
         """State images that take up host memory, those under way to it included."""
         self.store = CheckpointStore()
         self.ghosts = Ghosts(options)
+        self.copied_pages = 0
+        """Cached pages on the device that stay there, because they are copied to host memory; shared ones count for
+        each."""
         self.leaving: dict[int, Checkpoint] = {}
         """Forgotten, but something still reads from them."""
         self.now = 0.0
@@ -38,7 +41,7 @@ class Tiers:
 
     def has_room(self, pages: int, slots: int) -> bool:
         """Whether so much can be had on the device, at the cost of what nobody uses."""
-        if self.pages.free + self.pages.counts().cached < pages:
+        if self.pages.free + self.pages.counts().cached - self.copied_pages < pages:
             return False
         return slots == 0 or self.slots.free > 0 or len(self.store.slots) > 0
 
@@ -233,10 +236,12 @@ class Tiers:
 
     def make_host_room(self, units: int, states: int, candidate: Checkpoint) -> bool:
         """Room for `candidate`: first at the cost of copies of what is on the device, then of what is worth less than
-        it. False when what is there is worth more, or in use.
+        it. False when what is there is worth more, or in use; what is superseded is worth no more than what is there.
         """
         line, order = self.store.host, self.order(candidate)
         while not self.has_host_room(units, states):
+            if candidate.is_superseded:
+                return False
             spare, least = line.ready.least(self.now), line.others.least(self.now)
             if isinstance(spare, Checkpoint) and self.order(spare) > order:
                 victim = spare
@@ -255,6 +260,8 @@ class Tiers:
         return True
 
     def is_worth_more_than_the_least_in_host(self, checkpoint: Checkpoint) -> bool:
+        if checkpoint.is_superseded:
+            return False
         least = self.store.host.others.least(self.now)
         return isinstance(least, Checkpoint) and self.order(least) < self.order(checkpoint)
 

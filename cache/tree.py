@@ -218,13 +218,13 @@ class PrefixTree:
 
     # -- replicas
 
-    def hold(self, node: Node, tier: Tier, replicas: Sequence[Replica]) -> None:
+    def hold(self, node: Node, tier: Tier, replicas: Sequence[Replica], above: int = 0) -> None:
         """Add one reference to the node's replica in `tier`; where there is none, it and its ancestors take theirs from
-        `replicas`, which are in the order of the path."""
+        `replicas`, which are in the order of the path and begin below depth `above`."""
         while node.parent is not None:
             if node.add_hold(tier, 1) > 1:
                 return
-            replica = replicas[node.depth - 1]
+            replica = replicas[node.depth - 1 - above]
             replica.ref()
             self._change(node, tier, replica)
             node = node.parent
