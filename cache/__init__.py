@@ -13,7 +13,7 @@ from cache.counts import host_state_counts
 from cache.demotion import Demotion
 from cache.faults import Fault, Faults
 from cache.leases import CaptureTicket, Match, RequestLease
-from cache.ledger import AuditReport, audit, check
+from cache.ledger import AuditReport, audit, check, heal
 from cache.pools import Holder, Lease, Pool, PoolCounts, PoolExhaustedError, UnitState
 from cache.stats import CacheStats
 from cache.types import (
@@ -62,5 +62,6 @@ __all__ = [
     "UnitState",
     "audit",
     "check",
+    "heal",
     "host_state_counts",
 ]

@@ -34,8 +34,7 @@ def audit(cache: ContextCache) -> AuditReport:
     stats.violations += len(violations)
     if not violations or not cache.options.self_heal:
         return AuditReport(tuple(violations), {}, tuple(violations))
-    reclaimed = _heal(cache)
-    stats.orphans_reclaimed.update(reclaimed)
+    reclaimed = heal(cache)
     return AuditReport(tuple(violations), reclaimed, tuple(check(cache)))
 
 
@@ -53,8 +52,9 @@ def check(cache: ContextCache) -> list[str]:
     ]
 
 
-def _heal(cache: ContextCache) -> dict[str, int]:
-    """Close every lease that nothing refers to, and let the free lists have what is lost."""
+def heal(cache: ContextCache) -> dict[str, int]:
+    """Close every lease that nothing refers to, and let the free lists have what is lost; units by pool, counted in the
+    stats."""
     tiers = cache.tiers
     known = {id(lease) for lease, _ in _referred(cache)}
     reclaimed: dict[str, int] = {}
@@ -68,6 +68,7 @@ def _heal(cache: ContextCache) -> dict[str, int]:
         if units:
             reclaimed[pool.name] = units
     tiers.host_states = _count_host_states(cache)
+    tiers.stats.orphans_reclaimed.update(reclaimed)
     return reclaimed
 
 

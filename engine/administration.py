@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from cache import Tier
+from cache import Tier, heal
 from engine.scheduler import Scheduler
 
 
@@ -21,11 +21,13 @@ class TierReset:
 
 
 def reset_cache(scheduler: Scheduler, tiers: Collection[Tier]) -> dict[Tier, TierReset]:
-    """Drop what is remembered in `tiers` and nobody uses at this moment."""
+    """Drop what is remembered in `tiers` and nobody uses at this moment, and give back what nobody holds, also where
+    audits do not."""
     cache = scheduler.cache
     pools = {Tier.DEVICE: (cache.pages, cache.slots), Tier.HOST: (cache.host,), Tier.DISK: ()}
     free = {pool.name: pool.free for each in pools.values() for pool in each}
     counts = cache.reset(tiers)
+    heal(cache)
     return {
         tier: TierReset(
             checkpoints=counts[tier].dropped,

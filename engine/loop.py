@@ -215,7 +215,7 @@ class EngineLoop:
         if plan.segments:
             self.consecutive_failures = 0
             self._first_cause = None
-        self._count(plan, self._clock() - now)
+        self._count(plan, result, self._clock() - now)
         self._tell_of_copies(result)
         for outcome in self.scheduler.apply(plan, result, self._clock()):
             self._hand_out(outcome)
@@ -312,7 +312,7 @@ class EngineLoop:
             f"the request waited {waited:.1f} seconds for room; the limit is {limit:g}; try again later"
         )
 
-    def _count(self, plan: StepPlan, seconds: float) -> None:
+    def _count(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         decodes = sum(segment.is_decode for segment in plan.segments)
         kind = StepKind.MIXED if decodes else StepKind.PREFILL
         kind = StepKind.DECODE if decodes == plan.num_tokens else kind
@@ -321,7 +321,11 @@ class EngineLoop:
         self.totals.step_seconds_of_kind[kind] += seconds
         self.totals.steps += 1
         self.totals.decode_tokens += decodes
-        self.totals.prefill_tokens += plan.num_tokens - decodes
+        prefilled = plan.num_tokens - decodes
+        self.totals.prefill_tokens += prefilled
+        if prefilled:
+            prefill_seconds = result.compute_seconds * prefilled / plan.num_tokens
+            self.scheduler.cache.costs.saw_prefill(prefilled, prefill_seconds, self._clock())
 
 
 def _new_thread() -> ThreadPoolExecutor:

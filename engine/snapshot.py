@@ -66,3 +66,13 @@ class EngineSnapshot:
     loop_restarts_total: int
     steps_of_kind: Mapping[StepKind, int]
     step_seconds_of_kind: Mapping[StepKind, float]
+
+    @property
+    def pools(self) -> dict[str, PoolCounts]:
+        """Every pool, by the name that operators know it by."""
+        return {
+            "device_kv_pages": self.kv_pages,
+            "device_state_slots": self.state_slots,
+            "host_units": self.host_units,
+            "host_state_slots": self.host_state_slots,
+        }

@@ -20,12 +20,14 @@ def cache_metrics(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
     yield from _pools(prefix, now)
     yield from _losses(prefix, now)
     yield from _faults(prefix, now)
+    yield from _transfers(prefix, now)
+    yield from _costs(prefix, now)
 
 
 def _pools(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
     units = GaugeMetricFamily(f"{prefix}_cache_units", "Units of a pool by state.", labels=["pool", "state"])
     capacity = GaugeMetricFamily(f"{prefix}_cache_capacity", "Units of a pool.", labels=["pool"])
-    for pool, counts in (("device_kv_pages", now.kv_pages), ("device_state_slots", now.state_slots)):
+    for pool, counts in now.pools.items():
         capacity.add_metric([pool], counts.capacity)
         for state in _STATES:
             units.add_metric([pool, state], getattr(counts, state))
@@ -64,3 +66,26 @@ def _faults(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
     for pool in _EVICTING_POOLS:
         orphans.add_metric([pool], now.cache.orphans_reclaimed[pool])
     yield orphans
+
+
+def _transfers(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
+    labels = ["direction", "object"]
+    moved = CounterMetricFamily(f"{prefix}_cache_transfer_bytes", "Bytes copied between tiers.", labels=labels)
+    spent = CounterMetricFamily(
+        f"{prefix}_cache_transfer_seconds", "Time that copies between tiers took.", labels=labels
+    )
+    for (direction, what), transfer in now.transfers.items():
+        moved.add_metric([direction.value, what.value], transfer.bytes)
+        spent.add_metric([direction.value, what.value], transfer.seconds)
+    yield moved
+    yield spent
+
+
+def _costs(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
+    """What decides between copying back and computing again; absent until it was measured."""
+    for name, meaning, rate in (
+        ("cache_restore_bytes_per_second", "Copies from host memory", now.restore_bytes_per_second),
+        ("cache_prefill_tokens_per_second", "Prompt tokens computed", now.prefill_tokens_per_second),
+    ):
+        if rate is not None:
+            yield GaugeMetricFamily(f"{prefix}_{name}", f"{meaning}, over the last minutes.", rate)

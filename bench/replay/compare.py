@@ -18,7 +18,7 @@ from engine.errors import UnusableOptionError
 from engine.progress import Advance
 
 _PAGE_TOKENS = 512
-"""With KV unlimited the size of a page changes nothing but the time that this takes."""
+"""With KV unlimited the size of a page changes nothing but the time that this takes; a branch is offered at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ class Comparison:
         self._slots = slots
         scale = scale_of(trace.tokens_per_symbol, _PAGE_TOKENS, model)
         # Without a ladder: those who cannot refuse an offer would pay for it most.
-        history = History(offer_rules(scale, model, max_anchors=0), trace.tokens_per_symbol)
+        rules = offer_rules(scale, model, branch_grid=scale.page_symbols, max_anchors=0)
+        history = History(rules, trace.tokens_per_symbol)
         self._asks = [history.ask(request) for request in trace.requests()]
         self._first = int(len(self._asks) * report_from)
         self._entrants = self._enter(scale, model, history.symbols)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bench.replay.requests import SimRequest, Symbols
 from cache import CheckpointKind, Frontier
-from engine.frontiers import anchors, prompt_frontiers
+from engine.frontiers import anchors, branch, prompt_frontiers
 from engine.request import GenerationRequest
 
 
@@ -55,8 +55,6 @@ class OfferRules:
     max_anchors: int
     branch_grid: int
     """A branch is offered at the last multiple of it that the prompt shares with what was asked before."""
-    branch_least: int
-    """How much deeper than the deepest known place a branch has to be."""
     block: int
     """Of an engine whose states stand at ends of blocks."""
 
@@ -129,11 +127,9 @@ class History:
 
     def _frontiers(self, request: SimRequest, known: int, shared: int) -> list[Frontier]:
         named = named_frontiers(request)
-        found = {f.tokens: f for f in anchors(named, known, self._rules.chunk, self._rules.max_anchors)}
-        branch = shared // self._rules.branch_grid * self._rules.branch_grid
-        if branch - known >= self._rules.branch_least:
-            found[branch] = Frontier(branch, CheckpointKind.SHARED_BRANCH)
-        found |= {f.tokens: f for f in named}
+        marked = (*named, *branch(named, shared, known, self._rules.branch_grid))
+        ladder = anchors(marked, known, self._rules.chunk, self._rules.max_anchors)
+        found = {f.tokens: f for f in (*ladder, *marked)}
         end = len(request.prompt) + len(request.answer) - 1
         if request.answer and end not in found:
             found[end] = Frontier(end, CheckpointKind.PRIVATE_ENDPOINT)

@@ -49,7 +49,7 @@ def _plot_reuse(axis: Axes, measurements: Measurements) -> None:
     axis.set_ylim(0, 100)
     axis.set_ylabel("% of prompt tokens")
     axis.set_xlabel("virtual hours")
-    axis.legend(loc="lower right")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _plot_pool(axis: Axes, measurements: Measurements, pool: str) -> None:
@@ -60,7 +60,7 @@ def _plot_pool(axis: Axes, measurements: Measurements, pool: str) -> None:
     axis.set_ylim(0, max(counts[-1].capacity, 1))
     axis.set_ylabel(pool)
     axis.set_xlabel("virtual hours")
-    axis.legend(loc="lower right", ncols=len(_STATES))
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _plot_losses(axis: Axes, summary: Summary) -> None:

@@ -12,7 +12,7 @@ from bench.replay.measure import Measurements, Sample, Served
 from bench.replay.requests import SimRequest, Symbols
 from bench.replay.sizes import Scale, Sizes, cache_options
 from cache import CaptureTicket, ContextCache, Copy, Match, PoolCounts, RequestLease, ReuseReport, Tier, audit
-from engine.frontiers import MAX_ANCHORS, anchors
+from engine.frontiers import MAX_ANCHORS, with_places_on_the_way
 
 _OUTPUT_STEP_TOKENS = 64
 _MOST_HELD_BACK_SECONDS = 30.0
@@ -165,20 +165,20 @@ class SimServer:
 
     def _admit_with(self, sequence: SimSequence, match: Match) -> bool:
         named = named_frontiers(sequence.request)
-        report = self.cache.report(match, named)
-        ladder = anchors(named, match.cached_tokens, self._scale.chunk_symbols, self._max_anchors)
+        chunk = self._scale.chunk_symbols
+        wanted = with_places_on_the_way(named, match.known.tokens, match.cached_tokens, chunk, self._max_anchors)
         reserve = len(match.tokens) + self._scale.symbols(_OUTPUT_STEP_TOKENS)
         lease = self.cache.admit(
             match,
             min(reserve, len(sequence.sequence)),
-            (*named, *ladder),
+            wanted,
             self.now,
             is_first=sequence.report is None,
         )
         if lease is None:
             return False
         sequence.lease = lease
-        sequence.report = sequence.report or report
+        sequence.report = sequence.report or lease.report
         sequence.computed = lease.cached_tokens
         if lease.is_restoring:
             sequence.ready_at = self._copies.begin_restore(lease, self.now)

@@ -12,6 +12,7 @@ from bench.replay.requests import SimRequest, Trace
 from bench.replay.server import SimServer
 from bench.replay.sizes import Sizes, offer_rules, scale_of
 from cache import ContextCache
+from engine.frontiers import MAX_ANCHORS
 from engine.progress import Advance
 
 _SAMPLE_SECONDS = 60.0
@@ -27,7 +28,8 @@ class Simulation:
         self._requests: Iterator[SimRequest] = trace.requests()
         self._next = next(self._requests, None)
         self._server = SimServer(sizes, scale, model, measurements)
-        self._history = History(offer_rules(scale, model), trace.tokens_per_symbol)
+        rules = offer_rules(scale, model, branch_grid=scale.chunk_symbols, max_anchors=MAX_ANCHORS)
+        self._history = History(rules, trace.tokens_per_symbol)
         self._queues: dict[str, deque[SimRequest]] = {}
         """Of each thread that waits for an answer, what it will send after that."""
         self._next_sample = self._next_audit = 0.0

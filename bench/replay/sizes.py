@@ -8,11 +8,8 @@ from bench.replay.cost_model import CostModel
 from bench.replay.history import OfferRules
 from cache import CacheOptions
 from engine.errors import UnusableOptionError
-from engine.frontiers import MAX_ANCHORS
 
 _MIB = 1 << 20
-_BRANCH_GRID_TOKENS = 64
-_BRANCH_LEAST_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +71,14 @@ def cache_options(sizes: Sizes, scale: Scale, model: CostModel) -> CacheOptions:
     )
 
 
-def offer_rules(scale: Scale, model: CostModel, max_anchors: int = MAX_ANCHORS) -> OfferRules:
-    """Which frontiers are offered, as the scheduler chooses them. A block weighs what a state weighs in one layer of
-    each kind, which are three to one: vLLM's rule for the size of a page in hybrid models."""
+def offer_rules(scale: Scale, model: CostModel, *, branch_grid: int, max_anchors: int) -> OfferRules:
+    """Which frontiers are offered. A block weighs what a state weighs in one layer of each kind, which are three to
+    one: vLLM's rule for the size of a page in hybrid models."""
     tokens = scale.tokens_per_symbol
     block_tokens = model.state_bytes / model.kv_bytes_per_token / 3
     return OfferRules(
         chunk=scale.chunk_symbols,
         max_anchors=max_anchors,
-        branch_grid=max(_BRANCH_GRID_TOKENS // tokens, 1),
-        branch_least=max(_BRANCH_LEAST_TOKENS // tokens, 1),
+        branch_grid=branch_grid,
         block=max(-(-int(block_tokens) // tokens), 1),
     )

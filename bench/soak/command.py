@@ -123,6 +123,8 @@ def _report(soak: Soak, options: argparse.Namespace) -> list[str]:
         "missed_when_sent_again": findings.retries.missed,
         "compared_with_a_cold_daemon": findings.compared,
         "audits": findings.audits,
+        "resets": findings.resets,
+        "resets_with_something_in_use": findings.resets_with_something_in_use,
         "resident_bytes_at_pauses": findings.pauses,
         "lowest_and_highest_occupancy": occupancy_ranges(samples),
         "counters": soak.observer.counters(),

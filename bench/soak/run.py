@@ -33,7 +33,7 @@ _DROPPED_SHARE = 0.01
 _MOST_REQUESTS_PER_PAUSE = 250
 _LEAST_PAUSES = 10
 _REQUESTS_PER_AUDIT = 50
-_REQUESTS_PER_RESET = 1900
+_REQUESTS_PER_RESET = 700
 _SAMPLE_SECONDS = 2.0
 _SETTLE_SECONDS = 30.0
 _RESETS: tuple[list[str], ...] = (["device"], ["host"], ["device", "host", "disk"])
@@ -51,6 +51,8 @@ class Findings:
     overloaded: int = 0
     compared: int = 0
     audits: int = 0
+    resets: int = 0
+    resets_with_something_in_use: int = 0
     pauses: list[tuple[int, int]] = field(default_factory=list)
     """Requests sent and resident bytes at each pause."""
 
@@ -80,7 +82,6 @@ class Soak:
         self._requests_per_pause = min(_MOST_REQUESTS_PER_PAUSE, -(-requests // _LEAST_PAUSES))
         self._workers = workers
         self._tell = tell
-        self._seed = seed
         self._choice = random.Random(f"soak run {seed}")
         self._sessions = sessions(seed)
         self._idle: list[tuple[Session, str | None]] = []
@@ -98,7 +99,7 @@ class Soak:
         return time.monotonic() - self._started
 
     async def run(self) -> None:
-        """Until all requests were sent, or too much was found to be wrong."""
+        """Until all requests were sent, or too much was found to be wrong. Closes its clients."""
         helpers = [asyncio.create_task(self._watch()), asyncio.create_task(self._compare())]
         try:
             while self._sent < self._requests and not self._is_hopeless:
@@ -114,6 +115,8 @@ class Soak:
                 helper.cancel()
             ends = await asyncio.gather(*helpers, return_exceptions=True)
             self.findings.breach([f"a helper failed: {end!r}" for end in ends if isinstance(end, Exception)])
+            await self._client.close()
+            await self._cold.close()
 
     @property
     def _is_hopeless(self) -> bool:
@@ -201,12 +204,17 @@ class Soak:
             if self._sent >= next_audit:
                 next_audit += _REQUESTS_PER_AUDIT
                 await self._audit("while requests ran")
-            if self._sent // _REQUESTS_PER_RESET != (self._sent - 1) // _REQUESTS_PER_RESET and self._sent:
-                tiers = _RESETS[self._sent // _REQUESTS_PER_RESET % len(_RESETS)]
-                answer = await self._client.post("/admin/cache/reset", {"tiers": tiers})
-                if answer.status_code not in (200, 409):
-                    self.findings.breach([f"a reset of {tiers} got {answer.status_code}: {answer.text}"])
+            if self._sent >= (self.findings.resets + 1) * _REQUESTS_PER_RESET:
+                await self._reset()
             await asyncio.sleep(0.02)
+
+    async def _reset(self) -> None:
+        tiers = _RESETS[self.findings.resets % len(_RESETS)]
+        self.findings.resets += 1
+        answer = await self._client.post("/admin/cache/reset", {"tiers": tiers})
+        self.findings.resets_with_something_in_use += answer.status_code == 409
+        if answer.status_code not in (200, 409):
+            self.findings.breach([f"a reset of {tiers} got {answer.status_code}: {answer.text}"])
 
     async def _audit(self, when: str) -> list[str]:
         self.findings.audits += 1

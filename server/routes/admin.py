@@ -58,16 +58,28 @@ async def show_cache(request: Request) -> JsonResponse:
     """Units of each pool by state, and what the cache has done since the start."""
     daemon: Daemon = request.app.state.daemon
     now = daemon.engine.snapshot()
+    done = now.cache
     return JsonResponse(
         CacheAnswer(
-            pools={"device_kv_pages": _units(now.kv_pages), "device_state_slots": _units(now.state_slots)},
+            pools={pool: _units(counts) for pool, counts in now.pools.items()},
             requests_running=now.running,
             requests_waiting=now.waiting,
-            selections=dict(now.cache.selections),
-            reused_tokens=now.cache.reused_tokens,
-            published={kind.value: count for kind, count in now.cache.published.items()},
-            evictions=_evictions(now.cache),
-            publish_skipped={reason.value: count for reason, count in now.cache.publish_skipped.items()},
+            selections=dict(done.selections),
+            reused_tokens={tier.value: done.reused_from[tier] for tier in Tier},
+            computed_tokens=done.computed_tokens,
+            achievable_tokens=done.achievable_tokens,
+            lost_tokens=dict(done.lost_tokens),
+            published={kind.value: count for kind, count in done.published.items()},
+            evictions=_evictions(done),
+            publish_skipped={reason.value: count for reason, count in done.publish_skipped.items()},
+            checkpoints_dropped=done.checkpoints_dropped,
+            checkpoints_demoted=done.checkpoints_demoted,
+            restores=done.restores,
+            restore_failures=done.restore_failures,
+            quarantined=done.quarantined,
+            audits=done.audits,
+            violations=done.violations,
+            orphans_reclaimed=dict(done.orphans_reclaimed),
             faults=_names(daemon.engine.faults),
         )
     )
@@ -75,7 +87,7 @@ async def show_cache(request: Request) -> JsonResponse:
 
 @router.post("/cache/reset", **_reset_documented())
 async def reset_cache(request: Request) -> JsonResponse:
-    """Forget what is remembered in the tiers named, while traffic runs."""
+    """Forget what is remembered in the tiers named, and give back what nobody holds, while traffic runs."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
     wanted = parse(ResetRequest, await read_json_object(request))
@@ -90,10 +102,12 @@ async def reset_cache(request: Request) -> JsonResponse:
 
 @router.post("/cache/audit", response_model=AuditAnswer)
 async def audit_cache(request: Request) -> JsonResponse:
-    """Compare pools, trees and leases from scratch."""
+    """Compare pools, trees and leases from scratch; give back what nobody holds, unless self-heal is off."""
     daemon: Daemon = request.app.state.daemon
     found = await daemon.engine.audit_cache()
-    return JsonResponse(AuditAnswer(violations=list(found.violations)))
+    return JsonResponse(
+        AuditAnswer(violations=list(found.violations), reclaimed=dict(found.reclaimed), remaining=list(found.remaining))
+    )
 
 
 @router.get("/requests/{name}", response_model=RequestRecordBody, responses={404: {"model": ErrorBody}})

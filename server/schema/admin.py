@@ -30,17 +30,28 @@ class PoolUnits(AnswerModel):
 
 
 class CacheAnswer(AnswerModel):
-    """The cache at this moment; the counts are since the start."""
+    """The cache at this moment. From `selections` to `orphans_reclaimed` everything counts from the start, what was
+    admitted and then left by its client included; `evictions` by pool and kind of checkpoint."""
 
     pools: dict[str, PoolUnits]
     requests_running: int
     requests_waiting: int
     selections: dict[str, int]
-    reused_tokens: int
+    reused_tokens: dict[TierName, int]
+    computed_tokens: int
+    achievable_tokens: int
+    lost_tokens: dict[str, int]
     published: dict[str, int]
     evictions: dict[str, dict[str, int]]
-    """By pool and kind of checkpoint."""
     publish_skipped: dict[str, int]
+    checkpoints_dropped: int
+    checkpoints_demoted: int
+    restores: int
+    restore_failures: int
+    quarantined: int
+    audits: int
+    violations: int
+    orphans_reclaimed: dict[str, int]
     faults: list[FaultName]
 
 
@@ -72,9 +83,12 @@ class ResetConflict(ResetAnswer):
 
 
 class AuditAnswer(AnswerModel):
-    """`violations`: one line each; empty when every unit is accounted for."""
+    """`violations`: as they were found, one line each; empty when every unit is accounted for. `reclaimed`: units that
+    nobody held and that are free again, by pool. `remaining`: violations that are still there."""
 
     violations: list[str]
+    reclaimed: dict[str, int]
+    remaining: list[str]
 
 
 class FaultsRequest(RequestModel):

@@ -84,7 +84,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-SMALL = ("--kv-cache-mib", "16", "--max-context", "60000")
+SMALL = ("--kv-cache-mib", "16", "--host-cache-mib", "16", "--max-context", "60000")
 
 
 @pytest.fixture(scope="session")

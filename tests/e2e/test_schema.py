@@ -17,7 +17,8 @@ from tests.e2e.conftest import run_daemon
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 # Small, so that no answer takes long: the page allows a million tokens.
-FLAGS = ("--kv-cache-mib", "16", "--max-context", "128", "--max-pending-requests", "4", "--default-max-tokens", "4")
+SMALL = ("--kv-cache-mib", "16", "--host-cache-mib", "4", "--max-context", "128")
+FLAGS = (*SMALL, "--max-pending-requests", "4", "--default-max-tokens", "4")
 REFUSED_AT_RANDOM = ("model", "n", "tools", "tool_choice", "logit_bias", "stop_token_ids", "min_tokens", "top_logprobs")
 
 

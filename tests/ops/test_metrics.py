@@ -5,7 +5,8 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cache import CacheStats, CheckpointKind, PoolCounts, ReuseReport, SkipReason
+from cache import CacheStats, CheckpointKind, CopyObject, PoolCounts, ReuseReport, SkipReason
+from engine.copies import Direction, Transfer, no_transfers
 from engine.request import Delta, FinishReason, Timings, Usage
 from engine.snapshot import EngineSnapshot, EngineStatus, StepKind
 from ops.metrics import Metrics
@@ -44,11 +45,14 @@ def snapshot(**counts):
     pools = {
         "kv_pages": PoolCounts(10, 4, 3, 2, 1),
         "state_slots": PoolCounts(5, 5, 0, 0, 0),
+        "host_units": PoolCounts(9, 2, 7, 0, 0),
+        "host_state_slots": PoolCounts(3, 1, 2, 0, 0),
     }
     zeros = dict.fromkeys(EngineSnapshot.__dataclass_fields__, 0)
     kinds = {"steps_of_kind": dict.fromkeys(StepKind, 0), "step_seconds_of_kind": dict.fromkeys(StepKind, 0.0)}
-    cache = {"cache": CacheStats()}
-    return EngineSnapshot(**zeros | pools | kinds | cache | {"status": EngineStatus.RUNNING} | counts)
+    cache = {"cache": CacheStats(), "transfers": no_transfers()}
+    rates = {"restore_bytes_per_second": None, "prefill_tokens_per_second": None}
+    return EngineSnapshot(**zeros | pools | kinds | cache | rates | {"status": EngineStatus.RUNNING} | counts)
 
 
 def test_every_series_is_there_at_zero_before_the_first_request(metrics):
@@ -153,7 +157,8 @@ def test_the_cache_is_read_at_each_scrape_with_every_series_from_the_start(metri
     now = [snapshot(cache=stats)]
     metrics.watch_engine(lambda: now[0], "demo", "qwen3_5", "torch")
     found = read(metrics)
-    for pool, capacity in (("device_kv_pages", 10), ("device_state_slots", 5)):
+    capacities = {"device_kv_pages": 10, "device_state_slots": 5, "host_units": 9, "host_state_slots": 3}
+    for pool, capacity in capacities.items():
         assert found["dalsegno_cache_capacity", pool] == capacity
         states = ("free", "cached", "pinned", "in_flight")
         assert sum(found["dalsegno_cache_units", pool, state] for state in states) == capacity
@@ -163,14 +168,26 @@ def test_the_cache_is_read_at_each_scrape_with_every_series_from_the_start(metri
             assert found["dalsegno_cache_evictions_total", kind.value, pool] == 0
     for reason in SkipReason:
         assert found["dalsegno_cache_publish_skipped_total", reason.value] == 0
+    for direction in ("device_to_host", "host_to_device"):
+        for what in ("kv_page", "state"):
+            assert found["dalsegno_cache_transfer_bytes_total", direction, what] == 0
+            assert found["dalsegno_cache_transfer_seconds_total", direction, what] == 0
+    assert ("dalsegno_cache_restore_bytes_per_second",) not in found
     assert found["dalsegno_cache_restore_failures_total",] == found["dalsegno_cache_ledger_violations_total",] == 0
 
     stats.evictions["host_units", CheckpointKind.PRIVATE_ENDPOINT] += 2
     stats.publish_skipped[SkipReason.HOST_PINNED] += 3
     stats.restore_failures, stats.violations = 4, 5
     stats.orphans_reclaimed["host_units"] += 6
-    now[0] = snapshot(cache=stats)
+    transfers = no_transfers()
+    transfers[Direction.HOST_TO_DEVICE, CopyObject.STATE] = Transfer(bytes=9, seconds=0.5, count=1)
+    rates = {"restore_bytes_per_second": 7.0, "prefill_tokens_per_second": 8.0}
+    now[0] = snapshot(cache=stats, transfers=transfers, **rates)
     found = read(metrics)
+    assert found["dalsegno_cache_transfer_bytes_total", "host_to_device", "state"] == 9
+    assert found["dalsegno_cache_transfer_seconds_total", "host_to_device", "state"] == 0.5
+    assert found["dalsegno_cache_restore_bytes_per_second",] == 7
+    assert found["dalsegno_cache_prefill_tokens_per_second",] == 8
     assert found["dalsegno_cache_evictions_total", "private_endpoint", "host_units"] == 2
     assert found["dalsegno_cache_publish_skipped_total", "host_pinned"] == 3
     assert found["dalsegno_cache_restore_failures_total",] == 4

@@ -35,7 +35,7 @@ def babbling_daemon(tmp_path_factory):
     LlamaForCausalLM(LlamaConfig(vocab_size=4096, num_key_value_heads=2, **shape)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(resolve_model("demo") / name, folder)
-    with run_daemon(folder, "--kv-cache-mib", "16") as process:
+    with run_daemon(folder, "--kv-cache-mib", "16", "--host-cache-mib", "4") as process:
         yield process
 
 

@@ -31,7 +31,7 @@ def settings(tiny_model: Path) -> Settings:
     return Settings(
         server=ServerSettings(model=str(tiny_model)),
         engine=EngineSettings(max_context=MAX_CONTEXT, default_max_tokens=8),
-        cache=CacheSettings(kv_cache_mib=4),
+        cache=CacheSettings(kv_cache_mib=4, host_cache_mib=4),
     )
 
 

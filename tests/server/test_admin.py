@@ -74,7 +74,7 @@ async def test_the_admin_key_is_no_key_for_clients():
 async def test_the_cache_is_shown_with_units_that_add_up(client):
     await client.post(CHAT, json=fresh())
     shown = (await client.get(CACHE)).json()
-    assert shown["pools"].keys() >= {"device_kv_pages", "device_state_slots"}
+    assert shown["pools"].keys() == {"device_kv_pages", "device_state_slots", "host_units", "host_state_slots"}
     for units in shown["pools"].values():
         assert units["free"] + units["cached"] + units["pinned"] + units["in_flight"] == units["capacity"]
     assert shown["pools"]["device_kv_pages"]["cached"] > 0
@@ -126,7 +126,7 @@ async def test_a_wrong_wish_is_refused_by_name(drilled, path, body, param, said)
 
 async def test_an_audit_of_a_sound_cache_finds_nothing(client):
     await client.post(CHAT, json=fresh())
-    assert (await client.post("/admin/cache/audit")).json() == {"violations": []}
+    assert (await client.post("/admin/cache/audit")).json() == {"violations": [], "reclaimed": {}, "remaining": []}
 
 
 async def test_a_request_is_found_by_its_id_and_by_its_answers_and_tells_its_reuse(client):

@@ -6,7 +6,7 @@ from bench.replay.history import History, OfferRules
 from bench.replay.requests import SimRequest
 from cache import CheckpointKind, Frontier
 
-NO_LADDER = OfferRules(chunk=4, max_anchors=0, branch_grid=1, branch_least=1, block=2)
+NO_LADDER = OfferRules(chunk=4, max_anchors=0, branch_grid=1, block=2)
 
 
 def request(number, prompt, answer="", at=None, thread=None, stable=0, output_tokens=None):

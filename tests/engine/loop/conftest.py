@@ -17,6 +17,7 @@ SMALL = {
     "kv_pages": 128,
     "page_size": 4,
     "device_state_slots": 2,
+    "host_cache_mib": 1,
     "max_context": 256,
 }
 

@@ -65,6 +65,13 @@ async def test_an_audit_tells_each_violation(running_engine):
         pool._free.append(lost)
 
 
+async def test_what_a_prefill_costs_is_measured(running_engine):
+    async with running_engine() as engine:
+        assert engine.snapshot().prefill_tokens_per_second is None
+        await collect(engine.submit(request(PROMPTS[6])))
+        assert engine.snapshot().prefill_tokens_per_second > 0
+
+
 async def test_work_that_fails_fails_its_caller_only(running_engine):
     async with running_engine() as engine:
 
