@@ -2,68 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from cache import CacheOptions, CheckpointKind, ContextCache, CopyObject, Frontier, SkipReason
-from engine.limits import SchedulerLimits
-from engine.plan import StepPlan, StepResult
-from engine.request import GenerationRequest, SamplingParams
-from engine.scheduler import Scheduler
+from cache import CheckpointKind, ContextCache, CopyObject, Frontier, SkipReason
+from engine.request import GenerationRequest
 from engine.sequence import SequenceState
-from tests.engine.fake_device import FakeDevice
+from tests.engine.house import House
 
 CLOSURE, STABLE = CheckpointKind.PRIVATE_TURN_CLOSURE, CheckpointKind.SHARED_STABLE_PREFIX
-LIMITS = SchedulerLimits(
-    max_concurrency=3,
-    max_pending_requests=4,
-    pending_timeout_seconds=10.0,
-    max_context_tokens=64,
-    prefill_chunk=8,
-    output_step_tokens=4,
-)
-
-
-class House:
-    """A scheduler, its cache, and a device that notices wrong bytes."""
-
-    def __init__(self, pages=100, spare_slots=6, has_state=True, **limits):
-        limits = replace(LIMITS, **limits)
-        slots = (limits.max_concurrency + spare_slots) * has_state
-        self.cache = ContextCache(CacheOptions(4, pages, slots, has_state))
-        self.scheduler = Scheduler(limits, self.cache)
-        self.device = FakeDevice(self.cache)
-        self.requests: dict[str, GenerationRequest] = {}
-        self.outputs: dict[str, list[int]] = {}
-        self.now = 0.0
-
-    def submit(self, name, prompt, max_tokens=1, namespace="", frontiers=()):
-        sampling = SamplingParams(seed=0, max_tokens=max_tokens)
-        request = GenerationRequest(name, tuple(prompt), sampling, namespace, frontiers)
-        self.requests[name], self.outputs[name] = request, []
-        self.scheduler.submit(request, self.now)
-
-    def step(self) -> StepPlan | None:
-        plan = self.scheduler.plan(self.now)
-        if plan is None:
-            return None
-        self.device.run(plan, lambda name: (*self.requests[name].prompt_token_ids, *self.outputs[name]))
-        picked = {each.request_id: 1000 + each.end for each in plan.segments if each.is_sampled}
-        for outcome in self.scheduler.apply(
-            plan, StepResult(picked, resume_seconds=0.25 if plan.resumes else 0.0), self.now
-        ):
-            self.outputs[outcome.sequence.request_id].append(outcome.token_id)
-        self.now += 1.0
-        assert self.scheduler.check() == []
-        return plan
-
-    def run(self, name, prompt, **options) -> list[StepPlan]:
-        self.submit(name, prompt, **options)
-        plans = []
-        while (plan := self.step()) is not None:
-            plans.append(plan)
-        return plans
 
 
 def shape(plans):
@@ -257,9 +203,7 @@ def test_a_turn_is_captured_where_the_one_before_it_lay_when_there_is_no_other_s
 
 
 def test_without_reuse_nothing_is_split_captured_or_kept():
-    house = House()
-    house.cache = ContextCache(CacheOptions(4, 100, 9, has_state=True, prefix_reuse=False))
-    house.scheduler, house.device = Scheduler(LIMITS, house.cache), FakeDevice(house.cache)
+    house = House(prefix_reuse=False)
     plans = house.run("a", range(20))
     assert shape(plans) == [("a", 0, 8), ("a", 8, 16), ("a", 16, 20)]
     assert house.cache.pages.free == 100
