@@ -16,7 +16,7 @@ from engine.frontiers import MAX_ANCHORS
 from engine.progress import Advance
 
 _SAMPLE_SECONDS = 60.0
-_AUDIT_SECONDS = 300.0
+_AUDIT_SECONDS = 1800.0
 
 
 class Simulation:
