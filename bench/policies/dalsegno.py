@@ -68,7 +68,17 @@ class Dalsegno:
         else:
             cache.abort(lease, request.prompt, 0, now)
         self._demote(now)
+        self._free_the_running_slot(request.namespace, now)
         return match.cached_tokens * self._tokens_per_symbol
+
+    def _free_the_running_slot(self, namespace: str, now: float) -> None:
+        """An answer leaves its checkpoint in the slot in which it ran. The others have no such slot to hold a state in
+        until the next request comes, so another is made to want it, and leaves at once."""
+        if self.cache.slots.free:
+            return
+        lease = self.cache.admit(self.cache.miss("nobody", namespace, (0,)), 1, (), now)
+        if lease is not None:
+            self.cache.abort(lease, (), 0, now)
 
     def _demote(self, now: float) -> None:
         self._copies.demote(now)
