@@ -1,4 +1,7 @@
-"""Faults on purpose: what is lost comes back, one request pays for one fault, and a reset cures: S25 and S27."""
+"""Faults on purpose and resets: what is lost comes back, one request pays for one fault, a reset cures: S25, S27."""
+
+import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -94,3 +97,23 @@ async def test_s25_a_restore_that_fails_costs_its_reuse_and_nothing_else(talking
         assert talk.engine.check() == []
         again = await talk.ask(prompt(0), max_tokens=4)
         assert (again.token_ids, again.reuse.cached_tokens) == (cold.token_ids, len(prompt(0)) - 1)
+
+
+async def test_a_reset_leaves_what_a_request_is_being_resumed_from(talking):
+    async with talking(**HOST) as talk:
+        cold = await talk.ask(prompt(0), max_tokens=4)
+        await overflow(talk, 1, 4)
+        scheduler = talk.engine._loop.scheduler
+        scheduler.limits = replace(scheduler.limits, copy_bytes=1, copy_bytes_alone=1)
+        resumed = asyncio.create_task(talk.ask(prompt(0), max_tokens=4))
+        while not talk.engine.snapshot().restoring:
+            await asyncio.sleep(0)
+        left = await talk.engine.reset_cache([Tier.HOST])
+        assert left[Tier.HOST].pinned_checkpoints == 1
+        answer = await resumed
+        assert (answer.token_ids, answer.reuse.source["host"]) == (cold.token_ids, len(prompt(0)) - 1)
+        await talk.engine._loop.wait_until_empty()
+        gone = await talk.engine.reset_cache([Tier.DEVICE, Tier.HOST])
+        assert [counts.pinned_checkpoints for counts in gone.values()] == [0, 0]
+        host = talk.engine.snapshot().host_units
+        assert host.free == host.capacity
