@@ -17,7 +17,7 @@ def prompt(number: int) -> tuple[int, ...]:
     return tuple(300 + (number * 7 + place * (number + 3)) % 900 for place in range(40))
 
 
-async def overflow(talk, first: int, count: int = 24) -> None:
+async def overflow(talk, first: int, count: int = 12) -> None:
     """Prompts that nobody sends again, more than all tiers hold."""
     for number in range(first, first + count):
         await talk.ask(prompt(number))
@@ -48,7 +48,7 @@ async def test_s27_what_host_memory_has_leaked_comes_back_and_is_counted(talking
 async def test_s27_without_self_heal_an_audit_only_tells_and_a_reset_cures(talking):
     async with talking(**HOST, self_heal=False) as talk:
         await talk.engine.set_faults(frozenset({Fault.LEAK_HOST_STATE}))
-        await overflow(talk, 0, 60)
+        await overflow(talk, 0, 24)
         await talk.engine.set_faults(frozenset())
         found = await talk.engine.audit_cache()
         assert found.violations == found.remaining != ()
