@@ -110,7 +110,7 @@ class ContextCache:
         if not self.tiers.has_room(new_pages, slots=1 if self.options.has_state else 0):
             self.release(match)
             return None
-        self._learn(match, now)
+        self.retention.learn(match, now)
         slot = self.tiers.take_slot(match.holder, match.namespace) if self.options.has_state else None
         fresh = self._take_pages(new_pages, match)
         restore, resume = copies_of(match, slot, fresh, own)
@@ -201,6 +201,8 @@ class ContextCache:
             slot = self.tiers.take_slot(holder, lease.namespace) if reason is None else None
         if reason is not None:
             self.stats.publish_skipped[reason] += 1
+            if reason is SkipReason.ALREADY_CACHED:
+                self.retention.again(lease.namespace, lease.tokens[: frontier.tokens])
             if reason.is_loss and frontier.kind is not CheckpointKind.PRIVATE_LONG_ANCHOR:
                 self.retention.miss_out(lease.namespace, lease.tokens[: frontier.tokens], frontier.kind)
             return reason
@@ -324,14 +326,6 @@ class ContextCache:
             self.tiers.store.pin(match.checkpoint)
         self._matches[request_id] = match
         return match
-
-    def _learn(self, match: Match, now: float) -> None:
-        """What is used, and what would have been, shows what is worth keeping."""
-        lost = match.known.lost
-        if lost is not None and lost.loss is not None:
-            self.retention.use(lost, match.tokens, now)
-        if match.nearest is not None and match.nearest in self.tiers.store:
-            self.retention.use(match.nearest, match.tokens, now)
 
     def _count(self, found: ReuseReport) -> None:
         stats = self.stats

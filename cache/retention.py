@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cache.checkpoints import Checkpoint
 from cache.faults import Fault
-from cache.leases import RequestLease
+from cache.leases import Match, RequestLease
 from cache.pools import Holder, Lease, UnitState
 from cache.tiers import Tiers
 from cache.tree import Tokens
@@ -42,6 +42,8 @@ class Retention:
             reason = SkipReason.ALREADY_CACHED
         if reason is not None:
             tiers.stats.publish_skipped[reason] += 1
+            if reason is SkipReason.ALREADY_CACHED:
+                self.again(lease.namespace, tokens)
             if slot is not None:
                 slot.close()
             if reason.is_loss:
@@ -75,12 +77,32 @@ class Retention:
         self._tiers.ghosts.add(checkpoint)
         self._tiers.trim_ghosts()
 
+    def learn(self, match: Match, now: float) -> None:
+        """What is used, and what would have been had it not been lost, shows what is worth keeping.
+
+        A conversation that goes on has come back to each of its own checkpoints that nothing supersedes: credited to
+        the deepest alone, the others would look like something to which nobody returns.
+        """
+        served = [c for c in (match.known.lost, match.nearest) if c is not None and self._is_known(c)]
+        rates, tree = self._tiers.store.rates, match.known.tree
+        if tree is not None:
+            for c in tree.checkpoints_on(match.known.nodes, match.tokens, len(match.tokens) - 1):
+                if (c in served) if c.kind.is_shared else not c.is_superseded:
+                    rates.returned(c, max(now - c.last_used_at, 0.0))
+        for checkpoint in served:
+            self.use(checkpoint, match.tokens, now)
+
+    def again(self, namespace: str, tokens: Tokens) -> None:
+        """This frontier was computed once more although it is there: it waits anew."""
+        found = self.find(namespace, tokens)
+        if found is not None:
+            self._tiers.store.rates.arrived(found)
+
     def use(self, checkpoint: Checkpoint, tokens: Tokens, now: float) -> None:
         """A request with this prompt uses it, or would have, and with it the shared prefixes that it stands on."""
         used = [checkpoint, *(c for c in self._ancestors(checkpoint, tokens) if c.kind.is_shared)]
         for each in used:
-            self._tiers.store.rates.returned(each, max(now - each.last_used_at, 0.0))
-            each.uses += 1
+            each.uses += 1 if each is checkpoint else 0
             each.last_used_at = now
             # Whatever superseded it has not made it useless.
             each.is_superseded = each.is_refused = False
@@ -95,6 +117,9 @@ class Retention:
         for checkpoint in tree.checkpoints_on(tree.walk(tokens, len(tokens)), tokens, len(tokens)):
             if not checkpoint.kind.is_shared:
                 self._supersede(checkpoint)
+
+    def _is_known(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint in self._tiers.store or checkpoint in self._tiers.ghosts
 
     def _is_on_device(self, checkpoint: Checkpoint) -> bool:
         has_state = checkpoint.slot is not None or not self._tiers.options.has_state

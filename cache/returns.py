@@ -119,11 +119,15 @@ class ReturnRates:
         self._counts: dict[Group, _Counts] = {}
 
     def arrived(self, entry: Returning) -> None:
-        """A checkpoint begins to wait for its next use: once for each that is published."""
+        """A checkpoint begins to wait for its next use: it is published, or would be were it not there already."""
         self._arrive(group_of(entry))
 
     def returned(self, entry: Returning, idle_seconds: float) -> None:
         """A request is resumed from it, or would be had it not been evicted. Tell before `uses` and `turns` change.
+
+        Of a conversation that goes on, tell it of each private checkpoint on the path that was not superseded before,
+        not of the deepest alone: a turn closure under an endpoint would else pass for one that nobody comes back to.
+        Of shared ones, only of the deepest that served or would have.
 
         A shared prefix waits for its next use from then on. A private checkpoint does not: the conversation goes on
         in a newer one.
