@@ -76,6 +76,8 @@ def find_pages(tree: PrefixTree, tokens: Tokens, limit_tokens: int, options: Cac
     is_worth_it = costs.seconds_to(options.page_bytes, 0) <= costs.seconds_to(0, tree.page_size)
     usable = kept if is_worth_it else [node for node in kept if node.page is not None or node.parent is None]
     tail = tree.longest_partial(usable[-1], tokens, limit_tokens)
+    if tail is not None and tail[0].tier is not Tier.DEVICE and not is_worth_it:
+        tail = None
     cached = usable[-1].depth * tree.page_size + (tail[1] if tail else 0)
     on_path = list(tree.checkpoints_on(nodes, tokens, limit_tokens))
     nearest = next((c for c in on_path if c.loss is None and c.frontier_tokens <= cached), None)

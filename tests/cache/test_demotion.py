@@ -1,0 +1,193 @@
+"""Copies to host memory ahead of eviction: what is copied, what waits, and what each ending leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from cache import CopyObject, LossReason, SkipReason, Tier, UnitState
+from tests.cache.house import EVERYTHING, House
+
+KV, STATE = CopyObject.KV_PAGE, CopyObject.STATE
+CHAT = range(11)
+"""Its turn ends at 10: two full pages, two tokens of a third, and a state."""
+
+
+@pytest.fixture
+def house():
+    house = House(host_units=20)
+    house.serve(CHAT, 10)
+    return house
+
+
+def plan(house, most_bytes=EVERYTHING):
+    return house.cache.plan_demotions(house.tick(), most_bytes)
+
+
+def test_a_demotion_copies_each_page_and_the_state(house):
+    kept = house.checkpoint(CHAT[:10])
+    [demotion] = plan(house)
+    pages = [kept.node.parent.page.handle, kept.node.page.handle, kept.tail_page.handle]
+    assert [c.source for c in demotion.copies[:3]] == pages
+    assert [c.what for c in demotion.copies] == [KV, KV, KV, STATE]
+    assert all(c.destination.tier is Tier.HOST for c in demotion.copies)
+    assert [len(c.destination.units) for c in demotion.copies] == [1, 1, 1, 2]
+    assert demotion.size_bytes == 3 * 10 + 25
+
+
+def test_nothing_is_in_host_memory_before_its_bytes_are(house):
+    [demotion] = plan(house)
+    assert not house.checkpoint(CHAT[:10]).is_in_host
+    assert (house.cache.host.counts().in_flight, house.cache.host.counts().cached) == (5, 0)
+    house.assert_sound()
+    house.cache.confirm_demotion(demotion, house.tick())
+    assert house.checkpoint(CHAT[:10]).is_in_host
+    assert (house.cache.host.counts().in_flight, house.cache.host.counts().cached) == (0, 5)
+    assert house.cache.stats.checkpoints_demoted == 1
+
+
+def test_a_cancelled_demotion_gives_everything_back_and_can_be_planned_again(house):
+    [demotion] = plan(house)
+    for _ in range(2):
+        house.cache.cancel_demotion(demotion)
+    house.cache.confirm_demotion(demotion, house.tick())
+    house.assert_nothing_held()
+    assert house.cache.host.free == house.cache.host.capacity
+    assert not house.checkpoint(CHAT[:10]).is_in_host
+    assert [d.checkpoint.tokens() for d in plan(house)] == [tuple(CHAT[:10])]
+
+
+def test_a_confirmed_demotion_is_not_undone_by_a_late_cancel(house):
+    [demotion] = house.demote()
+    house.cache.cancel_demotion(demotion)
+    house.assert_nothing_held()
+    assert house.checkpoint(CHAT[:10]).is_in_host
+
+
+def test_what_is_in_host_memory_is_not_copied_again(house):
+    house.demote()
+    assert plan(house) == []
+
+
+def test_only_the_pages_that_host_memory_lacks_are_copied(house):
+    house.demote()
+    house.serve(range(17), 16)
+    [demotion] = plan(house)
+    kept = house.checkpoint(range(16))
+    new_pages = [kept.node.parent.page.handle, kept.node.page.handle]
+    assert [c.source for c in demotion.copies] == [*new_pages, demotion.copies[-1].source]
+    assert demotion.copies[-1].what is STATE
+
+
+def test_two_that_share_missing_pages_are_copied_one_after_the_other(house):
+    house.serve((*range(8), 70, 71, 72), 11)
+    assert len(plan(house)) == 1
+    house.cache.cancel_demotion(house.cache.demotions.under_way[0])
+    house.demote()
+    [second] = house.demote()
+    assert [c.what for c in second.copies] == [KV, STATE]
+
+
+@pytest.mark.parametrize(("most_bytes", "planned"), [(0, 0), (1, 1), (55, 1), (56, 2), (110, 2), (111, 3)])
+def test_as_many_begin_as_the_bytes_last(house, most_bytes, planned):
+    for first in (100, 200):
+        house.serve(range(first, first + 11), 10)
+    assert len(plan(house, most_bytes)) == planned
+
+
+def test_without_host_memory_nothing_is_copied():
+    house = House(host_units=0)
+    house.serve(CHAT, 10)
+    assert plan(house) == []
+
+
+def test_once_no_slot_is_free_as_many_as_wanted_are_ready_to_leave_and_no_more():
+    house = House(host_units=60, state_slots=4, demote_ahead=1)
+    for first in (0, 100, 200):
+        house.serve(range(first, first + 9), 8)
+    assert plan(house) == [], "a free slot is as good"
+    house.admit(range(900, 905))
+    house.let_all_be_equally_old()
+    assert [len(house.demote(1)) for _ in range(3)] == [1, 0, 0]
+
+
+def test_a_model_without_states_copies_ahead_when_pages_run_short():
+    house = House(kv_pages=8, has_state=False, host_units=20)
+    house.serve(range(15), 15)
+    assert plan(house) == []
+    house.serve(range(100, 115), 15)
+    assert house.cache.pages.free == 0
+    assert len(plan(house)) == 2
+
+
+def test_what_host_memory_has_no_room_for_is_refused_and_says_so():
+    house = House(host_units=4)
+    house.serve(CHAT, 10)
+    assert plan(house) == []
+    assert house.checkpoint(CHAT[:10]).is_refused
+    assert house.cache.stats.publish_skipped == {SkipReason.HOST_PINNED: 1}
+    assert plan(house) == [], "asked once, not at every step"
+    assert house.cache.stats.publish_skipped == {SkipReason.HOST_PINNED: 1}
+    house.assert_nothing_held()
+
+
+def test_what_is_worth_less_than_all_of_host_memory_is_refused_and_says_so():
+    house = House(host_units=6)
+    house.keep_in_host(range(100, 117), 16)
+    house.serve(range(5), 4)
+    house.let_all_be_equally_old()
+    assert plan(house) == []
+    assert house.cache.stats.publish_skipped == {SkipReason.HOST_WORTH_MORE: 1}
+    assert house.reused(range(100, 117)) == 16
+
+
+def test_what_was_refused_is_copied_when_there_is_room_again():
+    house = House(host_units=6)
+    house.keep_in_host(range(100, 117), 16)
+    house.serve(range(5), 4)
+    house.let_all_be_equally_old()
+    assert plan(house) == []
+    house.cache.reset([Tier.HOST])
+    assert [d.checkpoint.tokens() for d in house.demote()] == [tuple(range(4))]
+
+
+def test_a_checkpoint_that_is_quarantined_during_its_copy_gets_no_replica(house):
+    [demotion] = plan(house)
+    lease = house.admit(CHAT)
+    house.cache.distrust(lease)
+    house.device.run(demotion.copies)
+    house.cache.confirm_demotion(demotion, house.tick())
+    house.cache.abort(lease, lease.tokens, 0, house.tick())
+    house.assert_nothing_held()
+    assert house.cache.host.free == house.cache.host.capacity
+    assert house.cache.stats.checkpoints_demoted == 0
+
+
+def test_what_is_copied_stays_on_the_device_until_the_copy_ends():
+    house = House(kv_pages=8, state_slots=3, host_units=20)
+    house.serve(CHAT, 10)
+    [demotion] = plan(house)
+    for first in (100, 200, 300):
+        house.serve(range(first, first + 11), 10)
+    assert house.cache.slots.counts().cached == 2
+    house.device.run(demotion.copies)
+    house.cache.confirm_demotion(demotion, house.tick())
+    house.cache.reset([Tier.DEVICE])
+    house.compute(house.admit(CHAT))
+
+
+def test_a_shared_page_in_host_memory_outlives_one_of_its_two_conversations():
+    house = House(host_units=20)
+    house.serve((*range(8), 70), 9)
+    house.serve((*range(8), 80), 9)
+    house.demote()
+    house.demote()
+    house.cache.reset([Tier.DEVICE])
+    one, two = house.checkpoint((*range(8), 70)), house.checkpoint((*range(8), 80))
+    page = one.node.host
+    assert page is two.node.host
+    house.cache.tiers.drop_host(one, LossReason.EVICTED_STATE)
+    assert (page.lease.is_open, page.lease.holder.state) == (True, UnitState.CACHED)
+    house.assert_sound()
+    house.compute(house.admit((*range(8), 80, 81)))
+    house.cache.tiers.drop_host(two, LossReason.EVICTED_STATE)
+    assert not page.lease.is_open
