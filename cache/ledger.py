@@ -247,6 +247,9 @@ def _check_pins(cache: ContextCache) -> list[str]:
 def _check_ghosts(tiers: Tiers) -> list[str]:
     violations = [f"{c.name} is lost but holds something" for c in tiers.ghosts if c.is_live or c.loss is None]
     violations += [f"{c.name} is live but has a loss" for c in tiers.store if c.loss is not None]
+    strays = tiers.store.strays()
+    if strays:
+        violations.append(f"{strays} places in line are taken by checkpoints that are not live")
     return violations
 
 

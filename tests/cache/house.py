@@ -1,4 +1,4 @@
-"""A cache on a device and host memory that notice wrong bytes, and requests that walk through it as the engine would."""
+"""A cache on a device and host memory that notice wrong bytes, and requests that walk through it as in the engine."""
 
 from __future__ import annotations
 
