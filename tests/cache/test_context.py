@@ -275,3 +275,34 @@ def test_a_request_that_comes_back_after_suspension_does_not_count_as_reuse():
     lease = cache.admit(cache.match("r2", "n", tuple(range(12))), 13, [], tick(), is_first=False)
     assert lease.cached_tokens == 10
     assert (cache.stats.reused_tokens, cache.stats.selections) == before
+
+
+def test_a_request_grows_by_whole_pages_and_only_when_it_needs_them():
+    cache = hybrid(kv_pages=5)
+    lease = cache.admit(cache.match("r", "n", tuple(range(10))), 11, [], tick())
+    assert (cache.grow(lease, 12), len(lease.pages)) == (True, 3)
+    assert (cache.grow(lease, 13), len(lease.pages)) == (True, 4)
+    assert (cache.grow(lease, 24), len(lease.pages)) == (False, 4)
+    assert cache.pages.free == 1
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(12, True), (13, False)])
+def test_a_request_that_is_larger_than_the_pool_never_fits(tokens, fits):
+    assert hybrid(kv_pages=3).fits_alone(tokens) is fits
+
+
+def test_of_several_prefixes_that_are_about_to_be_published_the_longest_is_known():
+    cache = hybrid()
+    wanted = [Frontier(4, SHARED), Frontier(18, CLOSURE), Frontier(9, ANCHOR)]
+    cache.admit(cache.match("a", "n", tuple(range(20))), 21, wanted, tick())
+    assert cache.pending_frontier("n", tuple(range(19))) == 18
+    assert cache.pending_frontier("n", tuple(range(18))) == 9, "one token is left to compute"
+    assert cache.pending_frontier("n", (*range(12), 99, 98)) == 9
+    assert cache.pending_frontier("n", (99, *range(1, 20))) == 0, "their last tokens alone are the same"
+
+
+def test_with_reuse_off_a_capture_is_refused_and_says_so():
+    cache = hybrid(prefix_reuse=False)
+    lease = cache.admit(cache.match("r", "n", tuple(range(9))), 10, closure(8), tick())
+    assert cache.capture(lease, Frontier(8, CLOSURE)) is SkipReason.REUSE_OFF
+    assert cache.stats.publish_skipped == {SkipReason.REUSE_OFF: 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache import CopyObject, LossReason, SkipReason, Tier, UnitState
+from cache.upkeep import quarantine
 from tests.cache.house import EVERYTHING, House
 
 KV, STATE = CopyObject.KV_PAGE, CopyObject.STATE
@@ -191,3 +192,15 @@ def test_a_shared_page_in_host_memory_outlives_one_of_its_two_conversations():
     house.compute(house.admit((*range(8), 80, 81)))
     house.cache.tiers.drop_host(two, LossReason.EVICTED_STATE)
     assert not page.lease.is_open
+
+
+def test_a_checkpoint_without_a_state_that_is_quarantined_during_its_copy_gets_no_replica():
+    house = House(kv_pages=8, has_state=False, host_units=20)
+    for first in (0, 100):
+        house.serve(range(first, first + 15), 15)
+    demotion, _ = plan(house)
+    quarantine(house.cache.tiers, demotion.checkpoint, LossReason.RESTORE_FAILED)
+    house.cache.confirm_demotion(demotion, house.tick())
+    house.assert_sound()
+    assert not demotion.checkpoint.is_in_host
+    assert all(not page.lease.is_open for page in demotion.pages)

@@ -78,6 +78,22 @@ def test_a_closed_lease_cannot_grow():
         lease.grow(1)
 
 
+def test_single_units_come_as_leases_of_their_own():
+    pool = Pool("pages", 4)
+    first, second = pool.singles(PINNED, 2)
+    assert (first.units, second.units, pool.counts().pinned) == ((0,), (1,), 2)
+    first.close()
+    assert (second.units, pool.free, pool.check()) == ((1,), 3, [])
+
+
+def test_more_single_units_than_there_are_take_nothing():
+    pool = Pool("pages", 2)
+    assert len(pool.singles(PINNED, 1)) == 1
+    with pytest.raises(PoolExhaustedError, match="2 units wanted, 1 free"):
+        pool.singles(PINNED, 2)
+    assert (len(pool.leases()), pool.free, pool.check()) == (1, 1, [])
+
+
 def test_shrinking_keeps_the_order_of_the_rest():
     pool = Pool("pages", 4)
     lease = pool.lease(PINNED, 4)
@@ -194,3 +210,12 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestPoolHistories = PoolMachine.TestCase
+
+
+def test_a_unit_is_given_back_only_by_its_owner():
+    pool = Pool("pages", 2)
+    lease, other = pool.lease(PINNED, 1), pool.lease(PINNED, 1)
+    other._units.append(0)
+    with pytest.raises(ValueError, match="unit 0 does not belong to 'request'"):
+        other.close()
+    assert (lease.units, pool._owner[0]) == ((0,), lease)

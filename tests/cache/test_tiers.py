@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache import CopyObject, Frontier, LossReason, Tier, UnitHandle
+from cache import CopyObject, Frontier, Holder, LossReason, PoolExhaustedError, Tier, UnitHandle, UnitState
 from tests.cache.house import ALL_READY, CLOSURE, SHARED, House
 
 KV, STATE = CopyObject.KV_PAGE, CopyObject.STATE
@@ -220,3 +220,73 @@ def test_what_a_checkpoint_saves_is_counted_from_the_ancestor_that_survives():
     assert house.cache.tiers.refresh(child)
     assert child.benefit_tokens == 20
     assert not house.cache.tiers.refresh(child)
+
+
+def test_a_state_that_left_the_device_is_restored_to_pages_that_stayed():
+    house = House(host_units=20)
+    house.serve(CHAT, 10)
+    house.demote()
+    house.cache.tiers.drop_slot(house.checkpoint(CHAT[:10]))
+    lease = house.admit(CHAT)
+    assert ([c.what for c in lease.restore], [c.what for c in lease.resume]) == ([STATE], [KV])
+    house.compute(lease)
+    house.cache.abort(lease, lease.tokens, 0, house.tick())
+    house.assert_nothing_held()
+
+
+def test_host_memory_keeps_what_is_worth_more_than_the_candidate_at_the_cost_of_a_copy_that_is_worth_less():
+    house = House(host_units=11)
+    house.keep_in_host(range(17), 16)
+    house.serve(range(100, 105), 4)
+    house.demote()
+    house.serve(range(200, 213), 12)
+    house.let_all_be_equally_old()
+    assert house.cache.host.free == 2
+    assert [d.checkpoint.tokens()[0] for d in house.demote()] == [200]
+    assert house.reused(range(17)) == 16
+    refused = house.checkpoint(range(100, 104))
+    assert (refused.is_in_host, refused.is_refused, house.reused(range(100, 105))) == (False, True, 4)
+
+
+def test_what_lost_its_ancestor_in_host_memory_is_worth_more_than_before():
+    house = House(host_units=7)
+    house.keep_in_host(range(13), Frontier(4, SHARED), 12)
+    house.demote()
+    house.keep_in_host(range(13), Frontier(4, SHARED), 12)
+    parent, child = house.checkpoint(range(4)), house.checkpoint(range(12))
+    assert (parent.is_in_host, child.is_in_host, child.benefit_tokens) == (True, True, 8)
+    house.cache.tiers.drop_host(parent, LossReason.EVICTED_STATE)
+    house.serve(range(100, 111), 10)
+    house.let_all_be_equally_old()
+    assert house.demote() == []
+    assert (child.is_in_host, child.benefit_tokens) == (True, 12)
+
+
+def test_a_slot_that_nobody_can_give_is_refused_and_nothing_is_taken():
+    house = House(state_slots=1)
+    house.admit(range(5))
+    with pytest.raises(PoolExhaustedError, match="'device_state_slots': 1 units wanted, 0 free"):
+        house.cache.tiers.take_slot(Holder(UnitState.PINNED, "another"), "n")
+    house.assert_sound()
+
+
+def test_pages_that_nobody_can_give_stay_where_they_are():
+    house = House(kv_pages=4)
+    house.serve(range(5), 4)
+    house.admit(range(100, 105))
+    house.cache.tiers.free_pages(4, "n")
+    assert house.cache.pages.free == 2
+    house.assert_sound()
+
+
+def test_a_checkpoint_that_is_computed_again_keeps_the_state_that_it_still_has():
+    house = House(kv_pages=12, host_units=20)
+    house.serve(CHAT, endpoint=True)
+    house.demote()
+    kept = house.checkpoint(CHAT)
+    house.cache.tiers.shrink(kept, 2)
+    slot = kept.slot
+    assert (slot.is_open, kept.is_whole_on_device) == (True, False)
+    house.serve(CHAT, endpoint=True)
+    assert (kept.slot is slot, kept.is_whole_on_device, kept.is_in_host) == (True, True, True)
+    assert house.cache.slots.free == house.cache.slots.capacity - 1
