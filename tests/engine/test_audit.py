@@ -51,7 +51,8 @@ def test_an_idle_engine_checks_once_after_its_work(auditor, clock):
     assert audits_at(auditor, clock, scheduler, 3 * IDLE_SECONDS, is_idle=True)
 
 
-def test_an_audit_that_takes_long_is_held_more_seldom(auditor, clock, monkeypatch):
+@pytest.mark.parametrize(("is_idle", "pause_seconds"), [(False, 1000.0), (True, 100.0)])
+def test_an_audit_that_takes_long_is_held_more_seldom(auditor, clock, monkeypatch, is_idle, pause_seconds):
     scheduler = House().scheduler
 
     def slow_check():
@@ -62,8 +63,8 @@ def test_an_audit_that_takes_long_is_held_more_seldom(auditor, clock, monkeypatc
     assert audits_at(auditor, clock, scheduler, AUDIT_SECONDS, is_idle=False)
     monkeypatch.undo()
     end = clock.now
-    assert not audits_at(auditor, clock, scheduler, end + 99.0, is_idle=False)
-    assert audits_at(auditor, clock, scheduler, end + 100.0, is_idle=False)
+    assert not audits_at(auditor, clock, scheduler, end + pause_seconds - 1, is_idle=is_idle)
+    assert audits_at(auditor, clock, scheduler, end + pause_seconds, is_idle=is_idle)
 
 
 def test_what_nobody_holds_is_given_back_and_told(auditor, caplog):
