@@ -295,3 +295,14 @@ def test_restores_are_measured_for_the_choice_between_copying_and_computing():
     assert house.cache.costs.restore_bytes_per_second == COPIES / 2.0
     house.run_on()
     assert house.ended["new"].sequence.restore_seconds == 2.0
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_one_long_prompt_that_pushes_out_several_others_loses_none_while_host_memory_has_room(has_state):
+    house = House(pages=36, spare_slots=20, host_units=400, has_state=has_state)
+    for start in (0, 100, 200):
+        house.run(f"old{start}", range(start, start + 40))
+    house.run("long", range(900, 963))
+    for start in (0, 100, 200):
+        house.run(f"new{start}", range(start, start + 40))
+        assert house.reuse(f"new{start}").cached_tokens == 39
