@@ -25,6 +25,7 @@ SMALL = {
     "kv_pages": 256,
     "page_size": 16,
     "prefill_chunk": 64,
+    "host_cache_mib": 8,
 }
 
 
