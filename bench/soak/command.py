@@ -27,6 +27,7 @@ SETTLING_REQUESTS = 1500
 
 _TELL_SECONDS = 5.0
 _PAUSES_COMPARED = 3
+_LOGGED_LINES = 20
 _NEARLY_FULL = 0.95
 
 _ONLY_IN_FILE = ("counters", "resident_bytes_at_pauses")
@@ -86,7 +87,13 @@ def _soak(options: argparse.Namespace) -> int:
         finally:
             # Also after Ctrl-C: what was seen so far is worth a look.
             breaches = _report(soak, options)
+            if breaches:
+                print("the last that the daemon logged:", *_last_lines(warm.log), sep="\n")
     return 1 if breaches else 0
+
+
+def _last_lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOGGED_LINES:]
 
 
 class _Teller:
