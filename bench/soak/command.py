@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import httpx
+
 from bench.private_daemon import private_daemon
 from bench.soak.checks import growth
 from bench.soak.client import SoakClient
@@ -84,6 +86,8 @@ def _soak(options: argparse.Namespace) -> int:
         )
         try:
             asyncio.run(soak.run())
+        except* httpx.HTTPError as errors:
+            soak.findings.breach([f"the daemon did not answer: {errors.exceptions[0]!r}"])
         finally:
             # Also after Ctrl-C: what was seen so far is worth a look.
             breaches = _report(soak, options)
