@@ -113,7 +113,21 @@ class Demotions:
                 return found
         pages_at_hand = tiers.pages.free + store.pages.ready_weight
         if tiers.pages.free < tiers.pages.capacity // 8:
-            return self._next_in(store.pages, pages_at_hand < tiers.pages.capacity // 4)
+            found = self._next_in(store.pages, pages_at_hand < tiers.pages.capacity // 4)
+            if found is not None:
+                return found
+        return self._next_for_vacant_room()
+
+    def _next_for_vacant_room(self) -> Checkpoint | None:
+        """While host memory has room that nothing fills, everything is copied ahead of need: one long prompt may push
+        out more at once than is kept ready."""
+        tiers = self._tiers
+        if tiers.host.free <= (tiers.options.host_units_per_state if tiers.options.has_state else 0):
+            return None
+        line = tiers.store.slots if tiers.options.has_state else tiers.store.pages
+        least = line.others.least(tiers.now)
+        if isinstance(least, Checkpoint) and tiers.has_host_room(self._units_of(least), self._states_of(least)):
+            return least
         return None
 
     def _next_in(self, line: Line, is_short: bool) -> Checkpoint | None:

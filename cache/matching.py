@@ -28,6 +28,11 @@ class Known:
     reason: LossReason = LossReason.EVICTED_KV
     """Why less than the achievable can be resumed."""
 
+    @property
+    def branch_tokens(self) -> int:
+        """Where the prompt leaves a way that goes on otherwise; 0 where what is known ends there, or nothing is."""
+        return self.tokens if self.nodes and self.nodes[-1].children else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -10,8 +10,10 @@ from engine.scheduler import Scheduler
 
 AUDIT_SECONDS = 30.0
 IDLE_SECONDS = 1.0
-_MOST_OF_THE_TIME = 0.01
-"""Share of the time that audits may take: in a large cache one takes long."""
+_SHARE_WHEN_BUSY = 0.001
+_SHARE_WHEN_IDLE = 0.01
+"""Of the time that audits may take. Every stream stands still meanwhile, and with tens of thousands of pages one takes
+a second."""
 
 logger = logging.getLogger("dalsegno.engine")
 
@@ -24,7 +26,7 @@ class Auditor:
         """None before the first."""
         self._clock = clock
         self._audited_at = clock()
-        self._pause_seconds = 0.0
+        self._took_seconds = 0.0
         self._has_worked = False
         self._told: frozenset[str] = frozenset()
 
@@ -36,7 +38,8 @@ class Auditor:
         """Check the books, unless that was done a moment ago. An idle engine does it once after its work, then as
         seldom as a busy one."""
         wait = IDLE_SECONDS if is_idle and self._has_worked else AUDIT_SECONDS
-        if self._clock() - self._audited_at >= max(wait, self._pause_seconds):
+        pause = self._took_seconds / (_SHARE_WHEN_IDLE if is_idle else _SHARE_WHEN_BUSY)
+        if self._clock() - self._audited_at >= max(wait, pause):
             self.audit(scheduler)
 
     def audit(self, scheduler: Scheduler) -> AuditReport:
@@ -48,7 +51,7 @@ class Auditor:
         scheduler.cache.stats.violations += len(amiss)
         self._tell(report)
         self._audited_at = self._clock()
-        self._pause_seconds = (self._audited_at - started) / _MOST_OF_THE_TIME
+        self._took_seconds = self._audited_at - started
         self._has_worked = False
         self.last = report
         return report

@@ -25,7 +25,7 @@ def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
 def with_places_on_the_way(
     named: tuple[Frontier, ...], known_tokens: int, cached_tokens: int, chunk: int, at_most: int
 ) -> tuple[Frontier, ...]:
-    """The named frontiers, the place where the prompt leaves what was computed before, and a ladder of `at_most`
+    """The named frontiers, the place where the prompt leaves a known way, and a ladder of `at_most`
     anchors: none of the latter two where that is 0."""
     if at_most == 0:
         return named

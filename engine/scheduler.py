@@ -120,7 +120,9 @@ class Scheduler:
         resumes = self._begin_resumes(sequence for sequence, _ in pieces)
         segments = [self._segment(sequence, end) for sequence, end in pieces]
         segments.sort(key=lambda segment: not segment.is_decode)
-        copies = self.copies.plan(now, self.limits.copy_bytes if pieces else self.limits.copy_bytes_alone)
+        limits = self.limits
+        alone = (limits.copy_bytes_alone, limits.copy_seconds_alone)
+        copies = self.copies.plan(now, *((limits.copy_bytes, limits.copy_seconds) if pieces else alone))
         return StepPlan(tuple(segments), resumes, copies) if segments or copies else None
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOutcome]:
@@ -293,7 +295,7 @@ class Scheduler:
     def _admit_with(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
         named = prompt_frontiers(sequence.request)
         chunk, allowance = self.limits.prefill_chunk, self._anchor_allowance
-        wanted = with_places_on_the_way(named, match.known.tokens, match.cached_tokens, chunk, allowance)
+        wanted = with_places_on_the_way(named, match.known.branch_tokens, match.cached_tokens, chunk, allowance)
         is_first = sequence.reuse is None
         lease = self.cache.admit(match, self._with_output_step(sequence), wanted, now, is_first=is_first)
         if lease is None:

@@ -130,7 +130,7 @@ class _World:
             return
         session.turns_left -= 1
         if session.turns_left > 0:
-            pause = min(self._random.lognormvariate(6.8, 1.1), 10800.0)
+            pause = min(self._random.lognormvariate(7.1, 1.0), 10800.0)
             self._at(answered_at + pause, lambda at: self._turn(at, session))
         else:
             self._at(answered_at + self._random.uniform(1, 120), self._begin_session)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.plan import Segment, StepPlan
+from cache import Copy, CopyObject, Fault, Faults, Tier, UnitHandle
+from engine.plan import CopyBatch, Segment, StepPlan
 from engine.request import SamplingParams
-from engine.runner import build_layout, build_sampling
+from engine.runner import Runner, build_layout, build_sampling
 
 
 def segment(name: str, start: int, length: int, pages: list[int], slot: int, **sampling) -> Segment:
@@ -63,3 +64,43 @@ def test_sampling_is_by_request_and_position(name, expected, dtype):
     batch = build_sampling([segment("a", 7, 1, [5, 2], 3, temperature=0.0), segment("b", 0, 4, [9], 0, **params)])
     tensor = getattr(batch, name)
     assert (tensor.tolist(), tensor.dtype) == (expected, dtype)
+
+
+def copy(unit: int, source: Tier, destination: Tier) -> Copy:
+    return Copy(CopyObject.KV_PAGE, UnitHandle(source, (unit,)), UnitHandle(destination, (unit,)))
+
+
+class BrokenStorage:
+    """Copies nothing, and raises at unit 13."""
+
+    def __init__(self):
+        self.copied: list[int] = []
+
+    def run(self, copies):
+        for each in copies:
+            if each.source.unit == 13:
+                raise OSError(each.source.unit)
+            self.copied.append(each.source.unit)
+
+
+def copies_alone(*batches: list[Copy]) -> StepPlan:
+    return StepPlan((), background=tuple(CopyBatch(number, tuple(each)) for number, each in enumerate(batches)))
+
+
+def test_a_batch_of_copies_that_fails_fails_alone():
+    storage = BrokenStorage()
+    to_host = [[copy(unit, Tier.DEVICE, Tier.HOST) for unit in units] for units in ([1, 2], [3, 13, 4], [5])]
+    result = Runner(None, None, storage, 4).run(copies_alone(*to_host))
+    assert storage.copied == [1, 2, 3, 5]
+    assert [type(result.copied[number].error) for number in range(3)] == [type(None), OSError, type(None)]
+    assert all(outcome.seconds > 0 for outcome in result.copied.values())
+    assert result.token_ids == {}
+
+
+def test_the_drill_of_failing_restores_spares_demotions():
+    storage = BrokenStorage()
+    plan = copies_alone([copy(1, Tier.HOST, Tier.DEVICE)], [copy(2, Tier.DEVICE, Tier.HOST)])
+    result = Runner(None, None, storage, 4, Faults([Fault.RESTORE_FAIL])).run(plan)
+    assert storage.copied == [2]
+    assert "the fire drill restore_fail is on" in str(result.copied[0].error)
+    assert result.copied[1].error is None
