@@ -101,23 +101,34 @@ def test_without_host_memory_nothing_is_copied():
     assert plan(house) == []
 
 
-def test_once_no_slot_is_free_as_many_as_wanted_are_ready_to_leave_and_no_more():
-    house = House(host_units=60, state_slots=4, demote_ahead=1)
+def test_vacant_host_memory_is_filled_ahead_of_need():
+    house = House(host_units=60, state_slots=8, demote_ahead=0)
     for first in (0, 100, 200):
         house.serve(range(first, first + 9), 8)
-    assert plan(house) == [], "a free slot is as good"
-    house.admit(range(900, 905))
+    assert (house.cache.slots.free, len(house.demote())) == (5, 3)
+
+
+def test_full_host_memory_takes_as_many_as_are_to_be_ready_once_no_slot_is_free():
+    house = House(host_units=4, state_slots=4, demote_ahead=1)
+    house.keep_in_host(range(900, 905), 4)
+    for first in (0, 100, 200):
+        house.serve(range(first, first + 9), 8)
     house.let_all_be_equally_old()
+    assert plan(house) == [], "a free slot is as good"
+    house.admit(range(800, 805))
     assert [len(house.demote(1)) for _ in range(3)] == [1, 0, 0]
+    assert house.reused(range(900, 905)) == 0
 
 
-def test_a_model_without_states_copies_ahead_when_pages_run_short():
-    house = House(kv_pages=8, has_state=False, host_units=20)
+def test_full_host_memory_takes_pages_of_a_model_without_states_once_they_run_short():
+    house = House(kv_pages=8, has_state=False, host_units=4)
+    house.keep_in_host(range(900, 913), 13)
     house.serve(range(15), 15)
+    house.let_all_be_equally_old()
     assert plan(house) == []
     house.serve(range(100, 115), 15)
-    assert house.cache.pages.free == 0
-    assert len(plan(house)) == 2
+    assert (house.cache.pages.free, len(plan(house))) == (0, 1)
+    assert house.reused(range(900, 914)) == 0
 
 
 def test_what_host_memory_has_no_room_for_is_refused_and_says_so():
