@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cache.checkpoints import Checkpoint, CheckpointStore, Line
 from cache.faults import Fault, Faults
 from cache.ghosts import Ghosts
@@ -13,6 +15,28 @@ _REFRESHES = 4
 """How often a victim is looked for again because it turned out to be worth more than it was."""
 
 Order = tuple[bool, float, int]
+
+
+class _Freed:
+    """What host memory would get back from some checkpoints, were they to leave it. Mutable."""
+
+    def __init__(self) -> None:
+        self.units = 0
+        self.states = 0
+        self._let_go: Counter[int] = Counter()
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.host_state is not None:
+            self.units += len(checkpoint.host_state)
+            self.states += 1
+        self.units += 0 if checkpoint.host_tail is None else 1
+        node = checkpoint.node
+        while node.parent is not None:
+            self._let_go[id(node)] += 1
+            if self._let_go[id(node)] < node.host_holds:
+                return
+            self.units += 1
+            node = node.parent
 
 
 class Tiers:
@@ -236,28 +260,46 @@ class Tiers:
 
     def make_host_room(self, units: int, states: int, candidate: Checkpoint) -> bool:
         """Room for `candidate`: first at the cost of copies of what is on the device, then of what is worth less than
-        it. False when what is there is worth more, or in use; what is superseded is worth no more than what is there.
-        """
+        it. False, and nobody has left, when what is there is worth more, or in use; what is superseded is worth no more
+        than what is there."""
         line, order = self.store.host, self.order(candidate)
         while not self.has_host_room(units, states):
-            if candidate.is_superseded:
+            victims = [] if candidate.is_superseded else self._host_victims(units, states, order)
+            if not victims:
                 return False
+            for victim in victims:
+                if victim in line.others:
+                    self.stats.evictions[self.host.name, victim.kind] += 1
+                elif self.order(victim) < order:
+                    victim.is_refused = True
+                self.drop_host(victim, LossReason.EVICTED_STATE if self.options.has_state else LossReason.EVICTED_KV)
+        return True
+
+    def _host_victims(self, units: int, states: int, order: Order) -> list[Checkpoint]:
+        """Who has to leave host memory for what is worth `order`; none when not enough of them may. All are still
+        there."""
+        freed, victims = _Freed(), list[Checkpoint]()
+        while not self.has_host_room(units - freed.units, states - freed.states):
+            victim = self._host_victim(order)
+            if victim is None:
+                break
+            freed.add(victim)
+            victims.append(victim)
+            self.store.host.place(victim, holds=False, is_ready=False)
+        for victim in victims:
+            self.store.place(victim)
+        return victims if self.has_host_room(units - freed.units, states - freed.states) else []
+
+    def _host_victim(self, order: Order) -> Checkpoint | None:
+        line = self.store.host
+        while True:
             spare, least = line.ready.least(self.now), line.others.least(self.now)
             if isinstance(spare, Checkpoint) and self.order(spare) > order:
-                victim = spare
-            elif isinstance(least, Checkpoint) and self.order(least) < order:
-                if self.refresh(least):
-                    continue
-                victim = least
-            elif isinstance(spare, Checkpoint):
-                spare.is_refused = True
-                victim = spare
-            else:
-                return False
-            if victim is least:
-                self.stats.evictions[self.host.name, victim.kind] += 1
-            self.drop_host(victim, LossReason.EVICTED_STATE if self.options.has_state else LossReason.EVICTED_KV)
-        return True
+                return spare
+            if not isinstance(least, Checkpoint) or not self.order(least) < order:
+                return spare if isinstance(spare, Checkpoint) else None
+            if not self.refresh(least):
+                return least
 
     def is_worth_more_than_the_least_in_host(self, checkpoint: Checkpoint) -> bool:
         if checkpoint.is_superseded:

@@ -121,6 +121,17 @@ def test_nobody_holds_a_free_unit():
         Holder(UnitState.FREE, "nobody")
 
 
+def test_two_holders_of_one_name_are_two():
+    assert Holder(UnitState.PINNED, "request") != Holder(UnitState.PINNED, "request")
+
+
+def test_units_that_are_given_back_together_are_handed_out_in_order_again():
+    pool = Pool("pages", 4)
+    lease = pool.lease(PINNED, 4)
+    lease.shrink([3, 0, 2])
+    assert pool.lease(PINNED, 3).units == (0, 2, 3)
+
+
 def test_a_negative_capacity_is_refused():
     with pytest.raises(ValueError, match="-1"):
         Pool("pages", -1)

@@ -290,3 +290,16 @@ def test_a_checkpoint_that_is_computed_again_keeps_the_state_that_it_still_has()
     house.serve(CHAT, endpoint=True)
     assert (kept.slot is slot, kept.is_whole_on_device, kept.is_in_host) == (True, True, True)
     assert house.cache.slots.free == house.cache.slots.capacity - 1
+
+
+def test_a_candidate_that_is_refused_in_the_end_costs_host_memory_nothing():
+    house = House(host_units=11, state_slots=8)
+    house.keep_in_host(range(9), 8)
+    house.keep_in_host(range(100, 117), 16)
+    house.serve(range(200, 221), Frontier(8, SHARED), 20)
+    house.let_all_be_equally_old()
+    candidate = house.checkpoint(range(200, 220))
+    assert candidate.benefit_tokens == 12, "worth more than the first, less than the second"
+    assert not house.cache.tiers.make_host_room(7, 1, candidate)
+    assert [house.reused(tokens) for tokens in (range(9), range(100, 117))] == [8, 16]
+    house.assert_sound()
