@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from cache.pools import Lease
@@ -119,6 +120,7 @@ class Line:
         self.ready_weight = 0
         """Pages on the device that those in `ready` hold; shared ones count for each."""
         self._weights: dict[int, int] = {}
+        self._by_namespace: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.others)
@@ -128,9 +130,13 @@ class Line:
         for ranking in (self.ready, self.others):
             if checkpoint in ranking:
                 ranking.remove(checkpoint)
+                self._by_namespace[checkpoint.namespace] -= 1
+                if not self._by_namespace[checkpoint.namespace]:
+                    del self._by_namespace[checkpoint.namespace]
         self.ready_weight -= self._weights.pop(checkpoint.number, 0)
         if not holds or checkpoint.pins:
             return
+        self._by_namespace[checkpoint.namespace] += 1
         if is_ready:
             self._weights[checkpoint.number] = checkpoint.device_pages
             self.ready_weight += checkpoint.device_pages
@@ -141,13 +147,22 @@ class Line:
     def __contains__(self, checkpoint: Checkpoint) -> bool:
         return checkpoint in self.ready or checkpoint in self.others
 
+    def favours(self, checkpoint: Checkpoint, over: str) -> bool:
+        """Whether it is not to give way to another namespace: its own has no more than an equal share, and that one no
+        less."""
+        own = checkpoint.namespace
+        if own == over or self.namespaces < 2:
+            return False
+        share = len(self) / self.namespaces
+        return self.count(own) <= share <= self.count(over)
+
     def count(self, namespace: str) -> int:
-        return self.ready.count(namespace) + self.others.count(namespace)
+        return self._by_namespace[namespace]
 
     @property
     def namespaces(self) -> int:
-        """How many have an entry here, at least."""
-        return max(len(self.ready.namespaces), len(self.others.namespaces))
+        """How many have an entry here."""
+        return len(self._by_namespace)
 
     def first(self, now: float, namespace: str | None = None) -> Checkpoint | None:
         """The next to give way; None when every one is pinned."""

@@ -98,12 +98,9 @@ class Tiers:
             found = line.first(self.now)
             if found is None or not self.refresh(found):
                 break
-        if found is None or namespace is None or found.namespace == namespace or line.namespaces < 2:
+        if found is None or namespace is None or not line.favours(found, over=namespace):
             return found
-        share = len(line) / line.namespaces
-        if line.count(found.namespace) <= share <= line.count(namespace):
-            return line.first(self.now, namespace) or found
-        return found
+        return line.first(self.now, namespace) or found
 
     def order(self, checkpoint: Checkpoint) -> Order:
         """Smaller gives way first."""
@@ -260,11 +257,11 @@ class Tiers:
 
     def make_host_room(self, units: int, states: int, candidate: Checkpoint) -> bool:
         """Room for `candidate`: first at the cost of copies of what is on the device, then of what is worth less than
-        it. False, and nobody has left, when what is there is worth more, or in use; what is superseded is worth no more
-        than what is there."""
+        it and has its share. False, and nobody has left, when what is there is worth more, or in use; what is
+        superseded is worth no more than what is there."""
         line, order = self.store.host, self.order(candidate)
         while not self.has_host_room(units, states):
-            victims = [] if candidate.is_superseded else self._host_victims(units, states, order)
+            victims = [] if candidate.is_superseded else self._host_victims(units, states, candidate)
             if not victims:
                 return False
             for victim in victims:
@@ -275,12 +272,11 @@ class Tiers:
                 self.drop_host(victim, LossReason.EVICTED_STATE if self.options.has_state else LossReason.EVICTED_KV)
         return True
 
-    def _host_victims(self, units: int, states: int, order: Order) -> list[Checkpoint]:
-        """Who has to leave host memory for what is worth `order`; none when not enough of them may. All are still
-        there."""
+    def _host_victims(self, units: int, states: int, candidate: Checkpoint) -> list[Checkpoint]:
+        """Who has to leave host memory for `candidate`; none when not enough of them may. All are still there."""
         freed, victims = _Freed(), list[Checkpoint]()
         while not self.has_host_room(units - freed.units, states - freed.states):
-            victim = self._host_victim(order)
+            victim = self._host_victim(candidate)
             if victim is None:
                 break
             freed.add(victim)
@@ -290,22 +286,30 @@ class Tiers:
             self.store.place(victim)
         return victims if self.has_host_room(units - freed.units, states - freed.states) else []
 
-    def _host_victim(self, order: Order) -> Checkpoint | None:
-        line = self.store.host
+    def _host_victim(self, candidate: Checkpoint) -> Checkpoint | None:
+        line, order = self.store.host, self.order(candidate)
         while True:
-            spare, least = line.ready.least(self.now), line.others.least(self.now)
+            spare, least = line.ready.least(self.now), self._least_in_host(candidate.namespace)
             if isinstance(spare, Checkpoint) and self.order(spare) > order:
                 return spare
-            if not isinstance(least, Checkpoint) or not self.order(least) < order:
+            if least is None or not self.order(least) < order:
                 return spare if isinstance(spare, Checkpoint) else None
             if not self.refresh(least):
                 return least
 
+    def _least_in_host(self, namespace: str) -> Checkpoint | None:
+        """Of what host memory alone has, what is worth least and may give way to that namespace."""
+        line = self.store.host
+        least = line.others.least(self.now)
+        if isinstance(least, Checkpoint) and line.favours(least, over=namespace):
+            least = line.others.least(self.now, namespace)
+        return least if isinstance(least, Checkpoint) else None
+
     def is_worth_more_than_the_least_in_host(self, checkpoint: Checkpoint) -> bool:
         if checkpoint.is_superseded:
             return False
-        least = self.store.host.others.least(self.now)
-        return isinstance(least, Checkpoint) and self.order(least) < self.order(checkpoint)
+        least = self._least_in_host(checkpoint.namespace)
+        return least is not None and self.order(least) < self.order(checkpoint)
 
     def is_anchor_worth_less(self, kind: CheckpointKind) -> bool:
         """Whether a fresh anchor, which nobody has used yet, would drive out what is worth more."""
