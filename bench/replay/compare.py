@@ -11,6 +11,7 @@ from rich.table import Table
 from bench.policies import BlockAligned, Clairvoyant, Dalsegno, Lru, Marconi, Policy, RadixLru
 from bench.policies.clairvoyant import BOUND, WEIGHTS, Future
 from bench.replay.cost_model import CostModel
+from bench.replay.garbage import collecting_rarely
 from bench.replay.history import History
 from bench.replay.requests import Trace
 from bench.replay.sizes import Scale, offer_rules, scale_of
