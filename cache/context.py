@@ -110,6 +110,7 @@ class ContextCache:
         if not self.tiers.has_room(new_pages, slots=1 if self.options.has_state else 0):
             self.release(match)
             return None
+        found = self.report(match, wanted)
         self.retention.learn(match, now)
         slot = self.tiers.take_slot(match.holder, match.namespace) if self.options.has_state else None
         fresh = self._take_pages(new_pages, match)
@@ -122,7 +123,7 @@ class ContextCache:
             cached_tokens=match.cached_tokens,
             path=match.path,
             holder=match.holder,
-            report=self.report(match, wanted),
+            report=found,
             pages=[*match.pages[:own], *fresh],
             slot=slot,
             restore=restore,
