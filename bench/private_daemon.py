@@ -24,10 +24,11 @@ class PrivateDaemonError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class PrivateDaemon:
-    """Where it answers (without /v1), and its process."""
+    """Where it answers (without /v1), its process, and what it logs, as long as it serves."""
 
     url: str
     pid: int
+    log: Path
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def private_daemon(config_toml: str) -> Iterator[PrivateDaemon]:
                 if found is None:
                     process.wait()
                     raise PrivateDaemonError(f"the daemon did not come up: {_last_line(log)}")
-                yield PrivateDaemon(found[0], process.pid)
+                yield PrivateDaemon(found[0], process.pid, log)
         finally:
             _end(process)
 

@@ -122,6 +122,8 @@ class Demotions:
         """While host memory has room that nothing fills, everything is copied ahead of need: one long prompt may push
         out more at once than is kept ready."""
         tiers = self._tiers
+        if tiers.host.free <= (tiers.options.host_units_per_state if tiers.options.has_state else 0):
+            return None
         line = tiers.store.slots if tiers.options.has_state else tiers.store.pages
         least = line.others.least(tiers.now)
         if isinstance(least, Checkpoint) and tiers.has_host_room(self._units_of(least), self._states_of(least)):

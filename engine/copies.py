@@ -10,6 +10,8 @@ from cache import ContextCache, Copy, CopyObject, Demotion, Tier
 from engine.plan import CopyBatch, CopyOutcome
 from engine.sequence import SequenceRecord, SequenceState
 
+_WEIGHT_OF_THE_LATEST = 0.5
+"""In the estimate of how fast copies are."""
 _SECONDS_AFTER_A_FAILURE = 1.0
 """Before the next demotion: what cannot be copied is not to be tried at every step."""
 
@@ -81,6 +83,7 @@ class CopyJobs:
         self._demotions: list[_Job] = []
         self._number = 0
         self._demotes_from = 0.0
+        self._bytes_per_second: float | None = None
 
     def begin_restore(self, sequence: SequenceRecord) -> None:
         """Copy what its lease needs from host memory, from the next step on."""
@@ -98,9 +101,12 @@ class CopyJobs:
         self._demotions.clear()
         return had_some
 
-    def plan(self, now: float, most_bytes: int) -> tuple[CopyBatch, ...]:
-        """What the next step is to copy: at least one copy, if there is any, then as long as `most_bytes` lasts."""
+    def plan(self, now: float, most_bytes: int, most_seconds: float) -> tuple[CopyBatch, ...]:
+        """What the next step is to copy: at least one copy, if there is any, then as long as `most_bytes` lasts and
+        likely not longer than `most_seconds`."""
         batches: list[CopyBatch] = []
+        if self._bytes_per_second is not None:
+            most_bytes = max(1, min(most_bytes, int(self._bytes_per_second * most_seconds)))
         left = self._plan_pieces((*self._restores.values(), *self._demotions), most_bytes, batches)
         if left > 0 and now >= self._demotes_from:
             begun: list[_Job] = []
@@ -117,6 +123,7 @@ class CopyJobs:
     def take_in(self, copied: Mapping[int, CopyOutcome], now: float) -> Landed:
         """What a step has copied, by the numbers of its batches; what it has not run is planned again."""
         landed = Landed()
+        moved_bytes, seconds = 0, 0.0
         for job in (*self._restores.values(), *self._demotions):
             planned, job.planned = job.planned, 0
             outcome = copied.get(job.number)
@@ -125,10 +132,14 @@ class CopyJobs:
             if outcome.error is not None:
                 self._fail(job, landed, now)
                 continue
-            self._measure(job, planned, outcome.seconds, now)
+            moved_bytes += self._measure(job, planned, outcome.seconds, now)
+            seconds += outcome.seconds
             job.done += planned
             if job.done == len(job.copies):
                 self._complete(job, landed, now)
+        if seconds > 0:
+            latest, known = moved_bytes / seconds, self._bytes_per_second
+            self._bytes_per_second = latest if known is None else known + _WEIGHT_OF_THE_LATEST * (latest - known)
         return landed
 
     def fail_step(self, now: float, *, has_only_copies: bool) -> Landed:
@@ -201,7 +212,8 @@ class CopyJobs:
         if job.demotion is not None:
             self._cache.cancel_demotion(job.demotion)
 
-    def _measure(self, job: _Job, planned: int, seconds: float, now: float) -> None:
+    def _measure(self, job: _Job, planned: int, seconds: float, now: float) -> int:
+        """Returns the bytes that were moved."""
         piece = job.copies[job.done : job.done + planned]
         total_bytes = self._cache.options.bytes_of(piece)
         if job.sequence is not None:
@@ -216,3 +228,4 @@ class CopyJobs:
                 transfer.bytes += moved_bytes
                 transfer.seconds += seconds * moved_bytes / total_bytes
                 transfer.count += len(moved)
+        return total_bytes

@@ -20,9 +20,13 @@ class SchedulerLimits:
     output_step_tokens: int = 64
     """Room for output that is reserved ahead, at admission and at each growth."""
     copy_bytes: int = 64 * 2**20
-    """Most bytes to or from host memory in a step that computes something: some milliseconds."""
+    """Most bytes to or from host memory in a step that computes something."""
     copy_bytes_alone: int = 512 * 2**20
     """The same where there is nothing to compute; a request that comes in then waits for so much."""
+    copy_seconds: float = 0.02
+    """About how long these copies may take, once it was seen how fast they are: memory that the host touches for the
+    first time is slow."""
+    copy_seconds_alone: float = 0.1
 
 
 def refuse_unservable(request: GenerationRequest, limits: SchedulerLimits) -> None:

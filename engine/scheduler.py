@@ -120,7 +120,9 @@ class Scheduler:
         resumes = self._begin_resumes(sequence for sequence, _ in pieces)
         segments = [self._segment(sequence, end) for sequence, end in pieces]
         segments.sort(key=lambda segment: not segment.is_decode)
-        copies = self.copies.plan(now, self.limits.copy_bytes if pieces else self.limits.copy_bytes_alone)
+        limits = self.limits
+        alone = (limits.copy_bytes_alone, limits.copy_seconds_alone)
+        copies = self.copies.plan(now, *((limits.copy_bytes, limits.copy_seconds) if pieces else alone))
         return StepPlan(tuple(segments), resumes, copies) if segments or copies else None
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOutcome]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from bench.policies import BlockAligned, Clairvoyant, Dalsegno, Lru, Marconi, Policy, RadixLru
 from bench.policies.clairvoyant import BOUND, WEIGHTS, Future
 from bench.replay.cost_model import CostModel
+from bench.replay.garbage import collecting_rarely
 from bench.replay.history import History
 from bench.replay.requests import Trace
 from bench.replay.sizes import Scale, offer_rules, scale_of
@@ -118,12 +119,13 @@ class Comparison:
 
     def run(self, advance: Advance) -> None:
         """Serve every request with every policy; those of a share of the trace count."""
-        for ask, request in zip(self._asks, self._trace.requests(), strict=True):
-            for number, (_, policy) in enumerate(self._entrants):
-                hit_tokens = policy.serve(ask, request)
-                if ask.number >= self._first:
-                    self._hits[number] += hit_tokens
-            advance(1)
+        with collecting_rarely():
+            for ask, request in zip(self._asks, self._trace.requests(), strict=True):
+                for number, (_, policy) in enumerate(self._entrants):
+                    hit_tokens = policy.serve(ask, request)
+                    if ask.number >= self._first:
+                        self._hits[number] += hit_tokens
+                advance(1)
 
     def outcomes(self) -> list[Outcome]:
         """In the order in which the policies are listed, the bound last, for each number of slots."""

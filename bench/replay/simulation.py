@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from bench.replay.cost_model import CostModel
+from bench.replay.garbage import collecting_rarely
 from bench.replay.history import History
 from bench.replay.measure import Measurements
 from bench.replay.requests import SimRequest, Trace
@@ -40,8 +41,9 @@ class Simulation:
 
     def run(self, advance: Advance) -> None:
         """What was served is in the measurements, also when this is interrupted."""
-        while self._turn(advance):
-            pass
+        with collecting_rarely():
+            while self._turn(advance):
+                pass
         self._server.sample()
         self._server.audit()
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import httpx
+
 from bench.private_daemon import private_daemon
 from bench.soak.checks import growth
 from bench.soak.client import SoakClient
@@ -27,6 +29,7 @@ SETTLING_REQUESTS = 1500
 
 _TELL_SECONDS = 5.0
 _PAUSES_COMPARED = 3
+_LOGGED_LINES = 20
 _NEARLY_FULL = 0.95
 
 _ONLY_IN_FILE = ("counters", "resident_bytes_at_pauses")
@@ -83,10 +86,18 @@ def _soak(options: argparse.Namespace) -> int:
         )
         try:
             asyncio.run(soak.run())
+        except* httpx.HTTPError as errors:
+            soak.findings.breach([f"the daemon did not answer: {errors.exceptions[0]!r}"])
         finally:
             # Also after Ctrl-C: what was seen so far is worth a look.
             breaches = _report(soak, options)
+            if breaches:
+                print("the last that the daemon logged:", *_last_lines(warm.log), sep="\n")
     return 1 if breaches else 0
+
+
+def _last_lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOGGED_LINES:]
 
 
 class _Teller:

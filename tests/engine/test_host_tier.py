@@ -297,6 +297,22 @@ def test_restores_are_measured_for_the_choice_between_copying_and_computing():
     assert house.ended["new"].sequence.restore_seconds == 2.0
 
 
+def test_pieces_take_about_as_long_as_they_may():
+    house = house_of_old()
+    house.scheduler.limits = limits_of(house, copy_seconds_alone=6.0)
+    house.copy_seconds = 2.0
+    counts = []
+    for _ in range(2):
+        house.submit(f"new{len(counts)}", PROMPT)
+        while (plan := house.step()) is not None:
+            counts.append(sum(restores(plan)))
+        house.cache.reset([Tier.DEVICE])
+        house.scheduler.limits = limits_of(house, copy_seconds_alone=0.7)
+    # Six copies took 2 seconds, so two of them are as many as fit into 0.7, and one alone then takes 2.
+    assert counts[:2] == [COPIES, 0]
+    assert [count for count in counts[2:] if count] == [2, 1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("has_state", [True, False])
 def test_one_long_prompt_that_pushes_out_several_others_loses_none_while_host_memory_has_room(has_state):
     house = House(pages=36, spare_slots=20, host_units=400, has_state=has_state)
