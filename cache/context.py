@@ -268,17 +268,8 @@ class ContextCache:
 
     def pending_frontier(self, namespace: str, tokens: Tokens) -> int:
         """The longest prefix of `tokens` that a running request is about to publish; 0 for none."""
-        best = 0
-        for lease in self._leases.values():
-            if lease.namespace != namespace:
-                continue
-            for frontier in lease.wanted:
-                size = frontier.tokens
-                if not best < size < len(tokens) or lease.tokens[size - 1] != tokens[size - 1]:
-                    continue
-                if lease.tokens[:size] == tokens[:size]:
-                    best = size
-        return best
+        others = (lease for lease in self._leases.values() if lease.namespace == namespace)
+        return max((lease.about_to_publish(tokens) for lease in others), default=0)
 
     def report(self, match: Match, wanted: Sequence[Frontier]) -> ReuseReport:
         """What the request reuses and why the rest, up to its own last frontier, is computed."""
