@@ -59,9 +59,10 @@ class Demotions:
         while self._tiers.options.host_units and sum(d.size_bytes for d in planned) < most_bytes:
             candidate = self._next()
             demotion = None if candidate is None else self._begin(candidate)
-            if demotion is None:
+            if demotion is not None:
+                planned.append(demotion)
+            elif candidate is None or not candidate.is_refused:
                 break
-            planned.append(demotion)
         return planned
 
     def confirm(self, demotion: Demotion) -> None:

@@ -25,7 +25,7 @@ def report(match: Match, wanted: Sequence[Frontier], *, has_reuse: bool) -> Reus
         known = match.known
         diverged_at = rewritten_at(known, match.tokens, reusable)
         steps.append((known.reason, known.achievable_tokens))
-        steps.append((LossReason.NO_CHECKPOINT, known.tokens))
+        steps.append((LossReason.NO_CHECKPOINT, max(known.tokens, diverged_at or 0)))
         steps.append((LossReason.COLD if diverged_at is None else LossReason.DIVERGED, reusable))
     for reason, end in steps:
         end = min(end, reusable)

@@ -152,7 +152,7 @@ class CacheOptions:
     state_bytes: int = 1
     demote_ahead: int | None = None
     """Checkpoints on the device that are kept ready to be dropped, because host memory has them; None is one for each
-    eight that fit, at least one."""
+    eight that fit, at least two: a request takes two slots, one to run in and one for its turn."""
     ghost_nodes: int | None = None
     """Pages that are known and not kept; None is twice as many as fit in all tiers."""
     self_heal: bool = True
@@ -189,7 +189,7 @@ class CacheOptions:
     @property
     def ready_checkpoints(self) -> int:
         """Checkpoints on the device that are kept ready to be dropped."""
-        return max(1, self.state_slots // 8) if self.demote_ahead is None else self.demote_ahead
+        return max(2, self.state_slots // 8) if self.demote_ahead is None else self.demote_ahead
 
     @property
     def most_ghost_nodes(self) -> int:
