@@ -14,6 +14,7 @@ from cache.demotion import Demotion
 from cache.faults import Fault, Faults
 from cache.leases import CaptureTicket, Match, RequestLease
 from cache.ledger import AuditReport, audit, check, heal
+from cache.matching import Known
 from cache.pools import Holder, Lease, Pool, PoolCounts, PoolExhaustedError, UnitState
 from cache.stats import CacheStats
 from cache.types import (
@@ -47,6 +48,7 @@ __all__ = [
     "Faults",
     "Frontier",
     "Holder",
+    "Known",
     "Lease",
     "LossReason",
     "Match",

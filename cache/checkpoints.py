@@ -106,10 +106,6 @@ class Checkpoint:
     def is_live(self) -> bool:
         return self.is_in_host or self.device_node is not None or self.slot is not None
 
-    def tokens(self) -> Tokens:
-        """The whole prefix."""
-        return tuple(token for node in self.node.path() for token in node.key) + self.tail
-
 
 class Line:
     """Those that hold units of one pool, in the order in which they give way: first the ones that may go at once."""

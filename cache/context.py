@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from cache.checkpoints import Checkpoint
 from cache.costs import Costs
 from cache.demotion import Demotion, Demotions
 from cache.faults import Fault, Faults
@@ -110,6 +111,7 @@ class ContextCache:
         if not self.tiers.has_room(new_pages, slots=1 if self.options.has_state else 0):
             self.release(match)
             return None
+        found = self.report(match, wanted)
         self.retention.learn(match, now)
         slot = self.tiers.take_slot(match.holder, match.namespace) if self.options.has_state else None
         fresh = self._take_pages(new_pages, match)
@@ -122,7 +124,7 @@ class ContextCache:
             cached_tokens=match.cached_tokens,
             path=match.path,
             holder=match.holder,
-            report=self.report(match, wanted),
+            report=found,
             pages=[*match.pages[:own], *fresh],
             slot=slot,
             restore=restore,
@@ -160,7 +162,7 @@ class ContextCache:
         source, pages = lease.origin, lease.restore_sources
         self._close(lease, lease.tokens, 0, CheckpointKind.PRIVATE_LONG_ANCHOR, now)
         if self.options.has_state:
-            quarantine(self.tiers, source, LossReason.RESTORE_FAILED)
+            self._quarantine(lease, source)
         else:
             quarantine_pages(self.tiers, pages)
 
@@ -204,7 +206,8 @@ class ContextCache:
             if reason is SkipReason.ALREADY_CACHED:
                 self.retention.again(lease.namespace, lease.tokens[: frontier.tokens])
             if reason.is_loss and frontier.kind is not CheckpointKind.PRIVATE_LONG_ANCHOR:
-                self.retention.miss_out(lease.namespace, lease.tokens[: frontier.tokens], frontier.kind)
+                tokens = lease.tokens[: frontier.tokens]
+                self.retention.miss_out(lease.namespace, tokens, frontier.kind, LossReason.PUBLISH_SKIPPED)
             return reason
         ticket = CaptureTicket(lease, frontier, slot)
         lease.tickets.append(ticket)
@@ -255,7 +258,7 @@ class ContextCache:
     def distrust(self, lease: RequestLease) -> None:
         """What this request was resumed from may be broken: take it out, so that a retry does not fail on it again."""
         checkpoint, lease.origin = lease.origin, None
-        quarantine(self.tiers, checkpoint, LossReason.RESTORE_FAILED)
+        self._quarantine(lease, checkpoint)
 
     # -- looking in
 
@@ -265,17 +268,8 @@ class ContextCache:
 
     def pending_frontier(self, namespace: str, tokens: Tokens) -> int:
         """The longest prefix of `tokens` that a running request is about to publish; 0 for none."""
-        best = 0
-        for lease in self._leases.values():
-            if lease.namespace != namespace:
-                continue
-            for frontier in lease.wanted:
-                size = frontier.tokens
-                if not best < size < len(tokens) or lease.tokens[size - 1] != tokens[size - 1]:
-                    continue
-                if lease.tokens[:size] == tokens[:size]:
-                    best = size
-        return best
+        others = (lease for lease in self._leases.values() if lease.namespace == namespace)
+        return max((lease.about_to_publish(tokens) for lease in others), default=0)
 
     def report(self, match: Match, wanted: Sequence[Frontier]) -> ReuseReport:
         """What the request reuses and why the rest, up to its own last frontier, is computed."""
@@ -365,6 +359,12 @@ class ContextCache:
     def _take_pages(self, count: int, owner: Match | RequestLease) -> list[Replica]:
         self.tiers.free_pages(count, owner.namespace)
         return [Replica(lease, Tier.DEVICE) for lease in self.pages.singles(owner.holder, count)]
+
+    def _quarantine(self, lease: RequestLease, checkpoint: Checkpoint | None) -> None:
+        """Nobody is to find it any more, but why it is gone is remembered, even while others still read from it."""
+        if quarantine(self.tiers, checkpoint, LossReason.RESTORE_FAILED) and checkpoint is not None:
+            tokens = lease.tokens[: checkpoint.frontier_tokens]
+            self.retention.miss_out(lease.namespace, tokens, checkpoint.kind, LossReason.RESTORE_FAILED)
 
     def _close_ticket(self, ticket: CaptureTicket) -> None:
         ticket.is_open = False

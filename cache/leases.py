@@ -88,6 +88,16 @@ class RequestLease:
         """The unit of the live recurrent state in the device state pool."""
         return None if self.slot is None else self.slot.units[0]
 
+    def about_to_publish(self, tokens: Tokens) -> int:
+        """The longest prefix of `tokens`, all of them not included, that it is about to publish; 0 for none."""
+        best = 0
+        for frontier in self.wanted:
+            size = frontier.tokens
+            # The last token tells most prompts apart, and costs nothing to look at.
+            if best < size < len(tokens) and self.tokens[size - 1] == tokens[size - 1]:
+                best = size if self.tokens[:size] == tokens[:size] else best
+        return best
+
     @property
     def is_restoring(self) -> bool:
         """Whether something has still to come from host memory."""

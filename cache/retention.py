@@ -47,7 +47,7 @@ class Retention:
             if slot is not None:
                 slot.close()
             if reason.is_loss:
-                self.miss_out(lease.namespace, tokens, kind)
+                self.miss_out(lease.namespace, tokens, kind, LossReason.PUBLISH_SKIPPED)
             return
         if checkpoint is None:
             checkpoint = self._new(lease.namespace, tokens, kind)
@@ -67,12 +67,12 @@ class Retention:
             tiers.drop_slot(checkpoint)
         tiers.trim_ghosts()
 
-    def miss_out(self, namespace: str, tokens: Tokens, kind: CheckpointKind) -> None:
-        """Remember that this frontier was computed and not kept."""
+    def miss_out(self, namespace: str, tokens: Tokens, kind: CheckpointKind, reason: LossReason) -> None:
+        """Remember that this frontier was computed and not kept. Nothing happens when it is known."""
         if not tokens or self.find(namespace, tokens) is not None:
             return
         checkpoint = self._new(namespace, tokens, kind)
-        checkpoint.loss = LossReason.PUBLISH_SKIPPED
+        checkpoint.loss = reason
         checkpoint.last_used_at = self._tiers.now
         self._tiers.ghosts.add(checkpoint)
         self._tiers.trim_ghosts()

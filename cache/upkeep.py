@@ -45,15 +45,17 @@ def reset(tiers: Tiers, wanted: Iterable[Tier]) -> dict[Tier, ResetCounts]:
     return counts
 
 
-def quarantine(tiers: Tiers, checkpoint: Checkpoint | None, reason: LossReason) -> None:
-    """Nobody is to find it any more; when the last reader has left, its bytes are given back."""
+def quarantine(tiers: Tiers, checkpoint: Checkpoint | None, reason: LossReason) -> bool:
+    """Nobody is to find it any more; when the last reader has left, its bytes are given back. False when it is gone
+    already."""
     if checkpoint is None or checkpoint not in tiers.store:
-        return
+        return False
     tiers.stats.quarantined += 1
     if checkpoint.pins == 0:
         tiers.lose(checkpoint, reason)
     else:
         tiers.forget(checkpoint)
+    return True
 
 
 def quarantine_pages(tiers: Tiers, pages: Collection[Replica]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cache import CheckpointKind, Frontier
+from cache import CheckpointKind, Frontier, Known
 from engine.request import GenerationRequest
 
 MAX_ANCHORS = 4
@@ -23,23 +23,24 @@ def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
 
 
 def with_places_on_the_way(
-    named: tuple[Frontier, ...], known_tokens: int, cached_tokens: int, chunk: int, at_most: int
+    named: tuple[Frontier, ...], known: Known, cached_tokens: int, chunk: int, at_most: int
 ) -> tuple[Frontier, ...]:
     """The named frontiers, the place where the prompt leaves a known way, and a ladder of `at_most`
     anchors: none of the latter two where that is 0."""
     if at_most == 0:
         return named
-    marked = (*named, *branch(named, known_tokens, cached_tokens, chunk))
+    covered_tokens = max(cached_tokens, known.achievable_tokens)
+    marked = (*named, *branch(named, known.branch_tokens, covered_tokens, chunk))
     return (*marked, *anchors(marked, cached_tokens, chunk, at_most))
 
 
-def branch(named: tuple[Frontier, ...], known_tokens: int, cached_tokens: int, chunk: int) -> tuple[Frontier, ...]:
+def branch(named: tuple[Frontier, ...], known_tokens: int, covered_tokens: int, chunk: int) -> tuple[Frontier, ...]:
     """Where this prompt leaves what was computed before, if that was seen twice now and nothing else marks the place:
-    the last end of a chunk within it, where a segment ends anyway."""
+    the last end of a chunk within it, where a segment ends anyway. A checkpoint, be it lost, covers the way to it."""
     tokens = known_tokens // chunk * chunk
     end = max((f.tokens for f in named), default=0)
     marked = max((f.tokens for f in named if f.tokens <= known_tokens), default=0)
-    if not max(cached_tokens, marked) < tokens < end:
+    if not max(covered_tokens, marked) < tokens < end:
         return ()
     return (Frontier(tokens, CheckpointKind.SHARED_BRANCH),)
 

@@ -295,7 +295,7 @@ class Scheduler:
     def _admit_with(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
         named = prompt_frontiers(sequence.request)
         chunk, allowance = self.limits.prefill_chunk, self._anchor_allowance
-        wanted = with_places_on_the_way(named, match.known.branch_tokens, match.cached_tokens, chunk, allowance)
+        wanted = with_places_on_the_way(named, match.known, match.cached_tokens, chunk, allowance)
         is_first = sequence.reuse is None
         lease = self.cache.admit(match, self._with_output_step(sequence), wanted, now, is_first=is_first)
         if lease is None:

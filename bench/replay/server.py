@@ -166,7 +166,7 @@ class SimServer:
     def _admit_with(self, sequence: SimSequence, match: Match) -> bool:
         named = named_frontiers(sequence.request)
         chunk = self._scale.chunk_symbols
-        wanted = with_places_on_the_way(named, match.known.branch_tokens, match.cached_tokens, chunk, self._max_anchors)
+        wanted = with_places_on_the_way(named, match.known, match.cached_tokens, chunk, self._max_anchors)
         reserve = len(match.tokens) + self._scale.symbols(_OUTPUT_STEP_TOKENS)
         lease = self.cache.admit(
             match,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cache import CheckpointKind, Frontier
+from cache import CheckpointKind, Frontier, Known
+from cache.tree import PrefixTree
 from engine.frontiers import anchors, branch, prompt_frontiers, with_places_on_the_way
 from engine.request import GenerationRequest
 
@@ -63,9 +64,25 @@ def test_where_a_prompt_leaves_what_was_computed_before_is_marked_at_the_end_of_
     assert [f.tokens for f in branch(frontiers, known, cached, 10)] == expected
 
 
+def known_way(tokens: int, achievable: int = 0) -> Known:
+    """So many tokens are known, and the way goes on otherwise from there."""
+    tree = PrefixTree(1)
+    tree.insert(tuple(range(tokens + 1)))
+    return Known(
+        tree=tree, tokens=tokens, nodes=tuple(tree.walk(tuple(range(tokens)), tokens)), achievable_tokens=achievable
+    )
+
+
+def test_a_conversation_that_was_lost_and_goes_on_makes_no_branch():
+    named = (Frontier(80, CLOSURE),)
+    assert 40 in [f.tokens for f in with_places_on_the_way(named, known_way(47, 38), 0, 10, 1)]
+    found = with_places_on_the_way(named, known_way(47, 41), 0, 10, 1)
+    assert CheckpointKind.SHARED_BRANCH not in {f.kind for f in found}
+
+
 def test_no_place_is_marked_twice_and_none_where_there_are_no_slots_to_spare():
     named = (Frontier(80, CLOSURE),)
-    places = [f.tokens for f in with_places_on_the_way(named, 47, 0, 10, 4)]
+    places = [f.tokens for f in with_places_on_the_way(named, known_way(47), 0, 10, 4)]
     assert len(set(places)) == len(places)
     assert {40, 80} < set(places)
-    assert with_places_on_the_way(named, 47, 0, 10, 0) == named
+    assert with_places_on_the_way(named, known_way(47), 0, 10, 0) == named
