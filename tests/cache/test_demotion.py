@@ -79,6 +79,19 @@ def test_only_the_pages_that_host_memory_lacks_are_copied(house):
     assert demotion.copies[-1].what is STATE
 
 
+def test_what_host_memory_has_of_a_path_stays_while_the_rest_is_copied(house):
+    house.demote()
+    house.serve(range(17), 16)
+    [demotion] = plan(house)
+    house.cache.tiers.drop_host(house.checkpoint(CHAT[:10]), LossReason.EVICTED_STATE)
+    assert demotion.base.host is not None
+    house.assert_sound()
+    house.device.run(demotion.copies)
+    house.cache.confirm_demotion(demotion, house.tick())
+    house.cache.reset([Tier.DEVICE])
+    house.compute(house.admit(range(17)))
+
+
 def test_two_that_share_missing_pages_are_copied_one_after_the_other(house):
     house.serve((*range(8), 70, 71, 72), 11)
     assert len(plan(house)) == 1

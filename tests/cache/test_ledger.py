@@ -127,6 +127,11 @@ def hang_twice(busy):
     busy.ghost.node.ghost_keys.insert(0, (0,))
 
 
+def hang_twice_behind(busy):
+    busy.ghost.node.checkpoints[(9999,)] = busy.ghost
+    busy.ghost.node.ghost_keys.append((9999,))
+
+
 def lose_in_the_tree_only(busy):
     del busy.ghost.node.checkpoints[busy.ghost.tail]
 
@@ -192,6 +197,7 @@ def put(of, name, value):
         (lambda busy: busy.ghost.node.ghost_keys.append((9999,)), "depth 2: its sorted keys of ghosts are out of step"),
         (lambda busy: busy.idle.node.keys.pop(), "a node of namespace 'n' at depth 2: its sorted keys are out of step"),
         (lambda busy: busy.ghost.node.ghost_keys.pop(), "depth 2: its sorted keys of ghosts are out of step"),
+        (hang_twice_behind, "checkpoint-5 does not hang where it says"),
         (hang_twice, "checkpoint-5 does not hang where it says"),
         (move_to_another_node, "checkpoint-4 does not hang where it says"),
         (lambda busy: busy.tiers.ghosts.remove(busy.ghost), "do not list the same checkpoints as the store"),
