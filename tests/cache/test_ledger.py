@@ -227,6 +227,16 @@ def test_an_audit_finds_damage(busy, damage, violation):
     assert any(violation in line for line in check(busy.cache)), check(busy.cache)
 
 
+def test_a_model_without_states_resumes_from_a_part_but_not_from_nothing():
+    house = House(has_state=False)
+    house.serve(range(11), 11)
+    kept = house.checkpoint(range(11))
+    house.cache.tiers.shrink(kept, 1)
+    assert (kept.is_whole_on_device, check(house.cache)) == (False, [])
+    kept.device_node = None
+    assert "checkpoint-1 is live but cannot be resumed" in check(house.cache)
+
+
 def test_an_audit_of_a_busy_cache_finds_nothing_and_says_so_twice(busy):
     for number in (1, 2):
         report = audit(busy.cache)
