@@ -17,6 +17,10 @@ ALL_READY = 99
 """For `demote_ahead`: every checkpoint is to have a copy in host memory."""
 
 
+def prefix_of(checkpoint: Checkpoint) -> tuple[int, ...]:
+    return tuple(token for node in checkpoint.node.path() for token in node.key) + checkpoint.tail
+
+
 class House:
     """Pages of 4 tokens; a state image takes 2 units of host memory. `demote_ahead` is such that all are demoted."""
 

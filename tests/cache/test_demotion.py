@@ -6,7 +6,7 @@ import pytest
 
 from cache import CopyObject, LossReason, SkipReason, Tier, UnitState
 from cache.upkeep import quarantine
-from tests.cache.house import EVERYTHING, House
+from tests.cache.house import EVERYTHING, House, prefix_of
 
 KV, STATE = CopyObject.KV_PAGE, CopyObject.STATE
 CHAT = range(11)
@@ -54,7 +54,7 @@ def test_a_cancelled_demotion_gives_everything_back_and_can_be_planned_again(hou
     house.assert_nothing_held()
     assert house.cache.host.free == house.cache.host.capacity
     assert not house.checkpoint(CHAT[:10]).is_in_host
-    assert [d.checkpoint.tokens() for d in plan(house)] == [tuple(CHAT[:10])]
+    assert [prefix_of(d.checkpoint) for d in plan(house)] == [tuple(CHAT[:10])]
 
 
 def test_a_confirmed_demotion_is_not_undone_by_a_late_cancel(house):
@@ -77,6 +77,19 @@ def test_only_the_pages_that_host_memory_lacks_are_copied(house):
     new_pages = [kept.node.parent.page.handle, kept.node.page.handle]
     assert [c.source for c in demotion.copies] == [*new_pages, demotion.copies[-1].source]
     assert demotion.copies[-1].what is STATE
+
+
+def test_what_host_memory_has_of_a_path_stays_while_the_rest_is_copied(house):
+    house.demote()
+    house.serve(range(17), 16)
+    [demotion] = plan(house)
+    house.cache.tiers.drop_host(house.checkpoint(CHAT[:10]), LossReason.EVICTED_STATE)
+    assert demotion.base.host is not None
+    house.assert_sound()
+    house.device.run(demotion.copies)
+    house.cache.confirm_demotion(demotion, house.tick())
+    house.cache.reset([Tier.DEVICE])
+    house.compute(house.admit(range(17)))
 
 
 def test_two_that_share_missing_pages_are_copied_one_after_the_other(house):
@@ -159,7 +172,7 @@ def test_what_was_refused_is_copied_when_there_is_room_again():
     house.let_all_be_equally_old()
     assert plan(house) == []
     house.cache.reset([Tier.HOST])
-    assert [d.checkpoint.tokens() for d in house.demote()] == [tuple(range(4))]
+    assert [prefix_of(d.checkpoint) for d in house.demote()] == [tuple(range(4))]
 
 
 def test_a_checkpoint_that_is_quarantined_during_its_copy_gets_no_replica(house):

@@ -73,6 +73,10 @@ def add_ref(busy):
     busy.idle.tail_page.cached_refs += 1
 
 
+def drop_ref(busy):
+    busy.idle.tail_page.cached_refs -= 1
+
+
 def drop_pin(busy):
     busy.restoring.pages[0].pins.clear()
 
@@ -123,6 +127,15 @@ def hang_twice(busy):
     busy.ghost.node.ghost_keys.insert(0, (0,))
 
 
+def hang_twice_behind(busy):
+    busy.ghost.node.checkpoints[(9999,)] = busy.ghost
+    busy.ghost.node.ghost_keys.append((9999,))
+
+
+def lose_in_the_tree_only(busy):
+    del busy.ghost.node.checkpoints[busy.ghost.tail]
+
+
 def move_to_another_node(busy):
     busy.idle.node = busy.near.node
 
@@ -158,8 +171,13 @@ def put(of, name, value):
         (lambda busy: busy.cache.slots._free.pop(), "pool 'device_state_slots': unit 8 is lost"),
         (lambda busy: busy.cache.host._free.pop(), "pool 'host_units': unit"),
         (add_ref, "2 cached references on record, 1 found"),
+        (drop_ref, "0 cached references on record, 1 found"),
         (drop_pin, "pins on record {}, found {'r8': 1}"),
         (add_hold, "a node at depth 2 on device: 2 holds on record, 1 found"),
+        (
+            change(lambda busy: busy.idle.node, "page_holds", -1),
+            "a node at depth 2 on device: 0 holds on record, 1 found",
+        ),
         (add_host_hold, "a node at depth 2 on host: 2 holds on record, 1 found"),
         (drop_replica, "a node at depth 2 on device: 1 holds on record, 1 found"),
         (take_a_slot, "pool 'device_state_slots': 1 units are leased to 'nobody' but nothing refers to them"),
@@ -168,15 +186,25 @@ def put(of, name, value):
         (close_page, "a page that is still referred to was given back"),
         (share_a_state, "pool 'device_state_slots': the state of 'checkpoint-2' has several owners"),
         (change(lambda busy: busy.tiers, "copied_pages", 1), "4 pages are being copied on record, 3 found"),
+        (change(lambda busy: busy.tiers, "copied_pages", -1), "2 pages are being copied on record, 3 found"),
+        (change(lambda busy: busy.tiers, "host_states", -1), "2 state images in host memory on record, 3 found"),
         (change(lambda busy: busy.tiers, "host_states", 1), "4 state images in host memory on record, 3 found"),
         (bare_node, "a node of namespace 'n' at depth 1 leads to no checkpoint"),
         (put(lambda busy: busy.idle.node, "key", (1, 2, 3)), "a node of namespace 'n' at depth 2 has 3 tokens, not 4"),
+        (put(lambda busy: busy.idle.node, "key", (1, 2, 3, 4, 5)), "at depth 2 has 5 tokens, not 4"),
+        (lambda busy: busy.idle.node.keys.append((9999,)), "depth 2: its sorted keys are out of step"),
+        (lambda busy: busy.idle.node.keys.insert(0, (0,)), "depth 2: its sorted keys are out of step"),
+        (lambda busy: busy.ghost.node.ghost_keys.append((9999,)), "depth 2: its sorted keys of ghosts are out of step"),
         (lambda busy: busy.idle.node.keys.pop(), "a node of namespace 'n' at depth 2: its sorted keys are out of step"),
         (lambda busy: busy.ghost.node.ghost_keys.pop(), "depth 2: its sorted keys of ghosts are out of step"),
+        (hang_twice_behind, "checkpoint-5 does not hang where it says"),
         (hang_twice, "checkpoint-5 does not hang where it says"),
         (move_to_another_node, "checkpoint-4 does not hang where it says"),
         (lambda busy: busy.tiers.ghosts.remove(busy.ghost), "do not list the same checkpoints as the store"),
         (change(lambda busy: busy.tiers.ghosts.counts, "nodes", 1), "on record, 12 nodes and 2 ghosts found"),
+        (change(lambda busy: busy.tiers.ghosts.counts, "nodes", -1), "on record, 12 nodes and 2 ghosts found"),
+        (change(lambda busy: busy.tiers.ghosts.counts, "ghosts", -1), "on record, 12 nodes and 2 ghosts found"),
+        (lose_in_the_tree_only, "do not list the same checkpoints as the store"),
         (change(lambda busy: busy.tiers.ghosts.counts, "ghosts", 1), "on record, 12 nodes and 2 ghosts found"),
         (change(lambda busy: busy.near, "pins", 1), "checkpoint-2: 2 pins on record, 1 found"),
         (change(lambda busy: busy.far, "pins", 1), "checkpoint-1: 2 pins on record, 1 found"),
@@ -197,6 +225,16 @@ def put(of, name, value):
 def test_an_audit_finds_damage(busy, damage, violation):
     damage(busy)
     assert any(violation in line for line in check(busy.cache)), check(busy.cache)
+
+
+def test_a_model_without_states_resumes_from_a_part_but_not_from_nothing():
+    house = House(has_state=False)
+    house.serve(range(11), 11)
+    kept = house.checkpoint(range(11))
+    house.cache.tiers.shrink(kept, 1)
+    assert (kept.is_whole_on_device, check(house.cache)) == (False, [])
+    kept.device_node = None
+    assert "checkpoint-1 is live but cannot be resumed" in check(house.cache)
 
 
 def test_an_audit_of_a_busy_cache_finds_nothing_and_says_so_twice(busy):
@@ -244,6 +282,17 @@ def test_what_healing_cannot_mend_remains_in_the_report(busy):
     busy.near.pins += 1
     report = audit(busy.cache)
     assert report.remaining == report.violations == ("checkpoint-2: 2 pins on record, 1 found",)
+
+
+def test_a_page_that_only_a_match_still_refers_to_is_no_orphan():
+    house = House(has_state=False)
+    house.serve(range(9), 9)
+    match = house.match(range(10))
+    house.cache.tiers.lose(house.checkpoint(range(9)), LossReason.EVICTED_KV)
+    assert audit(house.cache).violations == ()
+    assert house.cache.pages.counts().pinned == 3
+    house.cache.release(match)
+    house.assert_nothing_held()
 
 
 def test_with_self_heal_off_damage_is_told_and_left():

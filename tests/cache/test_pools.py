@@ -8,11 +8,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from cache import Holder, Lease, Pool, PoolCounts, PoolExhaustedError, UnitState
 
 PINNED = Holder(UnitState.PINNED, "request")
+CHECKPOINT = Holder(UnitState.CACHED, "checkpoint")
 HELD_STATES = [UnitState.CACHED, UnitState.PINNED, UnitState.IN_FLIGHT]
 
 
 def test_a_fresh_pool_hands_out_its_units_in_order():
     assert Pool("pages", 4).lease(PINNED, 3).units == (0, 1, 2)
+
+
+def test_a_lease_holds_nothing_until_it_is_asked_to():
+    pool = Pool("pages", 2)
+    assert (len(pool.lease(PINNED)), pool.free) == (0, 2)
 
 
 def test_a_lease_grows_in_the_order_of_taking():
@@ -86,6 +92,11 @@ def test_single_units_come_as_leases_of_their_own():
     assert (second.units, pool.free, pool.check()) == ((1,), 3, [])
 
 
+def test_the_last_units_can_be_taken_one_by_one():
+    pool = Pool("pages", 3)
+    assert ([lease.units for lease in pool.singles(PINNED, 3)], pool.free) == ([(0,), (1,), (2,)], 0)
+
+
 def test_more_single_units_than_there_are_take_nothing():
     pool = Pool("pages", 2)
     assert len(pool.singles(PINNED, 1)) == 1
@@ -112,7 +123,7 @@ def test_shrinking_by_a_foreign_unit_gives_back_nothing():
 def test_renaming_moves_every_unit_to_another_state():
     pool = Pool("pages", 3)
     lease = pool.lease(PINNED, 2)
-    lease.rename(Holder(UnitState.CACHED, "checkpoint"))
+    lease.rename(CHECKPOINT)
     assert pool.counts() == PoolCounts(capacity=3, free=1, cached=2, pinned=0, in_flight=0)
 
 
@@ -148,6 +159,11 @@ def test_a_negative_capacity_is_refused():
         (lambda pool, lease: pool._leases.clear(), "has an owner but no open lease"),
         (lambda pool, lease: pool.lease(PINNED)._units.append(0), "is held by 'request' and 'request'"),
         (lambda pool, lease: pool._owner.clear(), "another owner on record"),
+        (lambda pool, lease: lease._units.append(99), "unit 99 is outside 0..3"),
+        (lambda pool, lease: pool._count(UnitState.PINNED, 1), "3 units pinned on record, 2 found"),
+        (lambda pool, lease: pool._count(UnitState.PINNED, -1), "1 units pinned on record, 2 found"),
+        (lambda pool, lease: pool._count(UnitState.CACHED, 1), "1 units cached on record, 0 found"),
+        (lambda pool, lease: pool.lease(CHECKPOINT)._units.append(0), "is held by 'request' and 'checkpoint'"),
     ],
 )
 def test_check_finds_damage(damage, violation):

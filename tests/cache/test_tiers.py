@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache import CopyObject, Frontier, Holder, LossReason, PoolExhaustedError, Tier, UnitHandle, UnitState
-from tests.cache.house import ALL_READY, CLOSURE, SHARED, House
+from tests.cache.house import ALL_READY, CLOSURE, SHARED, House, prefix_of
 
 KV, STATE = CopyObject.KV_PAGE, CopyObject.STATE
 CHAT = range(11)
@@ -121,7 +121,7 @@ def test_what_a_device_copy_backs_yields_host_room_to_what_nothing_backs():
     house.serve(range(200, 208), 7)
     house.let_all_be_equally_old()
     assert house.cache.host.free == 0
-    assert [d.checkpoint.tokens() for d in house.demote(1)] == [tuple(range(200, 207))]
+    assert [prefix_of(d.checkpoint) for d in house.demote(1)] == [tuple(range(200, 207))]
     assert not house.checkpoint(OTHER[:10]).is_in_host
     assert [house.reused(tokens) for tokens in (CHAT, OTHER, range(200, 208))] == [10, 10, 7]
 
@@ -134,7 +134,7 @@ def test_host_memory_gives_up_what_is_worth_least_of_what_only_it_has():
     house.let_all_be_equally_old()
     assert house.cache.host.free == 1
     house.demote()
-    assert [c.tokens()[0] for c in house.cache.tiers.store if c.is_in_host] == [100, 200]
+    assert [prefix_of(c)[0] for c in house.cache.tiers.store if c.is_in_host] == [100, 200]
     assert house.checkpoint(range(8)).loss is LossReason.EVICTED_STATE
     assert house.cache.stats.evictions["host_units", CLOSURE] == 1
 
@@ -242,7 +242,7 @@ def test_host_memory_keeps_what_is_worth_more_than_the_candidate_at_the_cost_of_
     house.serve(range(200, 213), 12)
     house.let_all_be_equally_old()
     assert house.cache.host.free == 2
-    assert [d.checkpoint.tokens()[0] for d in house.demote()] == [200]
+    assert [prefix_of(d.checkpoint)[0] for d in house.demote()] == [200]
     assert house.reused(range(17)) == 16
     refused = house.checkpoint(range(100, 104))
     assert (refused.is_in_host, refused.is_refused, house.reused(range(100, 105))) == (False, True, 4)

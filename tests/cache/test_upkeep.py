@@ -83,6 +83,7 @@ def test_what_is_quarantined_while_it_is_read_is_found_by_nobody_and_goes_with_i
     house.assert_sound()
     assert house.reused(CHAT) == 0
     assert house.cache.stats.quarantined == 1
+    assert house.report(CHAT, 10).lost == {"restore_failed": 10}
     state = second.restore[-1].source
     assert [lease.units for lease in house.cache.host.leases()].count(state.units) == 1
     house.compute(second)

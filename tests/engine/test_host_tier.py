@@ -12,6 +12,7 @@ from engine.limits import SchedulerLimits
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason
 from engine.sequence import SequenceState
+from tests.cache.house import prefix_of
 from tests.engine.house import House
 
 CLOSURE = CheckpointKind.PRIVATE_TURN_CLOSURE
@@ -28,7 +29,7 @@ def house_of_old(*prompts: range, **options) -> House:
     for prompt in prompts or (PROMPT,):
         house.run(f"old{prompt.start}", prompt)
     for number in range(30):
-        if wanted <= {each.tokens() for each in house.cache.tiers.store if each.is_in_host}:
+        if wanted <= {prefix_of(each) for each in house.cache.tiers.store if each.is_in_host}:
             break
         house.run(f"other{number}", range(10_000 + 100 * number, 10_000 + 100 * number + 20))
     else:

@@ -10,6 +10,7 @@ import pytest
 from cache import Fault, LossReason, Tier, audit
 from engine.errors import EngineUnavailableError
 from engine.runner import SLOW_STEP_SECONDS, Runner
+from tests.cache.house import prefix_of
 from tests.engine.loop.test_engine import alone, collect, request
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +33,7 @@ async def with_one_in_host(engine) -> tuple[int, ...]:
         await engine.reset_cache([Tier.DEVICE])
         for checkpoint in engine._loop.scheduler.cache.tiers.store:
             for prompt in PROMPTS:
-                if checkpoint.is_in_host and checkpoint.tokens() == prompt[:-1]:
+                if checkpoint.is_in_host and prefix_of(checkpoint) == prompt[:-1]:
                     return prompt
     raise AssertionError("nothing was demoted")
 
