@@ -109,7 +109,8 @@ class Demotions:
         """Who should have a copy in host memory now and has none."""
         tiers, store = self._tiers, self._tiers.store
         if tiers.options.has_state and tiers.slots.free < tiers.options.ready_checkpoints:
-            found = self._next_in(store.slots, len(store.slots.ready) < tiers.options.ready_checkpoints)
+            at_hand = len(store.slots.ready) + len(self._open)
+            found = self._next_in(store.slots, at_hand < tiers.options.ready_checkpoints)
             if found is not None:
                 return found
         pages_at_hand = tiers.pages.free + store.pages.ready_weight

@@ -13,7 +13,9 @@ RSS_GROWTH = 0.03
 TOLERANCE = 5e-3
 """By how much a log probability may differ from that of a cold run, whose batches and segments are others."""
 
-LEAST_RETRY_HITS = 0.75
+LEAST_RETRY_HITS = 0.5
+"""Some nine other requests run between the two, and leave about as many checkpoints as the pools hold: which of them
+stay is the policy's choice, which prefers conversations that have come back before. A collapse lies far below."""
 ENOUGH_RETRIES = 40
 """Fewer say nothing about a share."""
 

@@ -44,8 +44,8 @@ def test_a_part_of_a_page_takes_a_whole_one(tokens, pages):
     assert CacheOptions(**SIZES).pages_of(tokens) == pages
 
 
-@pytest.mark.parametrize(("slots", "ready"), [(1, 1), (15, 1), (16, 2), (24, 3)])
-def test_one_checkpoint_is_kept_ready_for_each_eight_slots(slots, ready):
+@pytest.mark.parametrize(("slots", "ready"), [(1, 2), (16, 2), (24, 3), (40, 5)])
+def test_one_checkpoint_is_kept_ready_for_each_eight_slots_and_two_at_least(slots, ready):
     assert CacheOptions(**{**SIZES, "state_slots": slots}).ready_checkpoints == ready
 
 
