@@ -56,13 +56,16 @@ class Demotions:
         """Begin to copy those that are next to leave the device, so that leaving needs no copy; at least one, if any is
         wanted, then as long as `most_bytes` lasts."""
         planned: list[Demotion] = []
+        refused: set[int] = set()
         while self._tiers.options.host_units and sum(d.size_bytes for d in planned) < most_bytes:
             candidate = self._next()
             demotion = None if candidate is None else self._begin(candidate)
             if demotion is not None:
                 planned.append(demotion)
-            elif candidate is None or not candidate.is_refused:
+            elif candidate is None or not candidate.is_refused or candidate.number in refused:
                 break
+            else:
+                refused.add(candidate.number)
         return planned
 
     def confirm(self, demotion: Demotion) -> None:

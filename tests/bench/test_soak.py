@@ -79,8 +79,8 @@ def test_a_body_that_is_sent_again_must_reuse_all_that_it_left(again, is_missed)
 
 
 def test_under_load_some_may_miss_when_they_are_sent_again_but_not_many():
-    assert Retries(100, ["x"] * 25).breaches() == []
-    assert len(Retries(100, ["x"] * 26).breaches()) == 1
+    assert Retries(100, ["x"] * 50).breaches() == []
+    assert len(Retries(100, ["x"] * 51).breaches()) == 1
     assert Retries(10, ["x"] * 10).breaches() == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache import CopyObject, LossReason, SkipReason, Tier, UnitState
+from cache import CacheOptions, ContextCache, CopyObject, LossReason, SkipReason, Tier, UnitState
 from cache.upkeep import quarantine
 from tests.cache.house import EVERYTHING, House, prefix_of
 
@@ -228,3 +228,17 @@ def test_a_checkpoint_without_a_state_that_is_quarantined_during_its_copy_gets_n
     house.assert_sound()
     assert not demotion.checkpoint.is_in_host
     assert all(not page.lease.is_open for page in demotion.pages)
+
+
+def test_planning_ends_when_what_is_wanted_in_host_memory_finds_no_room_there(monkeypatch):
+    """Worth more than the least of what is there, and yet too large for what may leave: asked once, not for ever."""
+    cache = ContextCache(CacheOptions(4, 64, 3, has_state=True, host_units=20, host_units_per_state=2))
+    for number in range(3):
+        prompt = tuple(range(number * 100, number * 100 + 9))
+        lease = cache.admit(cache.match(f"r{number}", "n", prompt), 9, (), float(number))
+        cache.finish(lease, prompt, 9, float(number))
+    asked = []
+    monkeypatch.setattr(cache.tiers, "make_host_room", lambda *_: asked.append(1))
+    monkeypatch.setattr(cache.tiers, "is_worth_more_than_the_least_in_host", lambda _: True)
+    assert cache.plan_demotions(10.0, 1000) == []
+    assert 1 <= len(asked) <= 4
