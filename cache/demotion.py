@@ -131,15 +131,16 @@ class Demotions:
             return None
         line = tiers.store.slots if tiers.options.has_state else tiers.store.pages
         least = line.others.least(tiers.now)
-        if isinstance(least, Checkpoint) and tiers.has_host_room(self._units_of(least), self._states_of(least)):
-            return least
-        return None
+        if not isinstance(least, Checkpoint):
+            return None
+        fits = tiers.has_host_room(self._units_of(least, _missing(least)), self._states_of(least))
+        return least if fits else None
 
     def _next_in(self, line: Line, is_short: bool) -> Checkpoint | None:
         tiers = self._tiers
         ready = line.ready.least(tiers.now)
         if isinstance(ready, Checkpoint) and ready.is_refused and ready.is_whole_on_device and not ready.is_in_host:
-            fits = tiers.has_host_room(self._units_of(ready), self._states_of(ready))
+            fits = tiers.has_host_room(self._units_of(ready, _missing(ready)), self._states_of(ready))
             if fits or tiers.is_worth_more_than_the_least_in_host(ready):
                 ready.is_refused = False
                 tiers.store.place(ready)
@@ -153,9 +154,9 @@ class Demotions:
     def _states_of(self, checkpoint: Checkpoint) -> int:
         return 0 if checkpoint.slot is None else 1
 
-    def _units_of(self, checkpoint: Checkpoint) -> int:
-        """Units of host memory that its copy would take."""
-        pages = len(_missing(checkpoint)) + (1 if checkpoint.tail else 0)
+    def _units_of(self, checkpoint: Checkpoint, missing: Sequence[Node]) -> int:
+        """Units of host memory that its copy would take, `missing` being what host memory has not of its path."""
+        pages = len(missing) + (1 if checkpoint.tail else 0)
         return pages + self._states_of(checkpoint) * self._tiers.options.host_units_per_state
 
     def _begin(self, checkpoint: Checkpoint) -> Demotion | None:
@@ -168,7 +169,7 @@ class Demotions:
         tiers.store.pin(checkpoint)
         checkpoint.tree.hold(base, Tier.HOST, ())
         states = self._states_of(checkpoint)
-        if not tiers.make_host_room(self._units_of(checkpoint), states, checkpoint):
+        if not tiers.make_host_room(self._units_of(checkpoint, missing), states, checkpoint):
             checkpoint.tree.let_go(base, Tier.HOST)
             checkpoint.is_refused = True
             tiers.unpin(checkpoint)

@@ -53,14 +53,10 @@ class Ghosts:
         if checkpoint.tree.root.is_bare and self.trees.get(checkpoint.namespace) is checkpoint.tree:
             del self.trees[checkpoint.namespace]
 
-    def trim(self) -> list[Checkpoint]:
-        """Forget the oldest until no more is known than the limit allows; returns them."""
-        forgotten: list[Checkpoint] = []
+    def trim(self) -> None:
+        """Forget the oldest until no more is known than the limit allows."""
         while self._all and (self.counts.ghosts > self._most_nodes or len(self._all) > self._most):
-            oldest = next(iter(self._all.values()))
-            self.forget(oldest)
-            forgotten.append(oldest)
-        return forgotten
+            self.forget(next(iter(self._all.values())))
 
     def clear(self) -> None:
         for checkpoint in tuple(self._all.values()):

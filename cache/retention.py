@@ -42,8 +42,8 @@ class Retention:
             reason = SkipReason.ALREADY_CACHED
         if reason is not None:
             tiers.stats.publish_skipped[reason] += 1
-            if reason is SkipReason.ALREADY_CACHED:
-                self.again(lease.namespace, tokens)
+            if checkpoint is not None and reason is SkipReason.ALREADY_CACHED:
+                tiers.store.rates.arrived(checkpoint)
             if slot is not None:
                 slot.close()
             if reason.is_loss:
@@ -65,7 +65,7 @@ class Retention:
         tiers.store.add(checkpoint)
         if Fault.DROP_STATE in tiers.faults and checkpoint.slot is not None and checkpoint.pins == 0:
             tiers.drop_slot(checkpoint)
-        tiers.trim_ghosts()
+        tiers.ghosts.trim()
 
     def miss_out(self, namespace: str, tokens: Tokens, kind: CheckpointKind, reason: LossReason) -> None:
         """Remember that this frontier was computed and not kept. Nothing happens when it is known."""
@@ -75,7 +75,7 @@ class Retention:
         checkpoint.loss = reason
         checkpoint.last_used_at = self._tiers.now
         self._tiers.ghosts.add(checkpoint)
-        self._tiers.trim_ghosts()
+        self._tiers.ghosts.trim()
 
     def learn(self, match: Match, now: float) -> None:
         """What is used, and what would have been had it not been lost, shows what is worth keeping.

@@ -9,6 +9,7 @@ from cache.faults import Fault, Faults
 from cache.ghosts import Ghosts
 from cache.pools import Holder, Lease, Pool
 from cache.stats import CacheStats
+from cache.tree import Node
 from cache.types import CacheOptions, CheckpointKind, LossReason, Tier
 
 _REFRESHES = 4
@@ -132,21 +133,18 @@ class Tiers:
 
     def drop_slot(self, checkpoint: Checkpoint) -> None:
         """Its state leaves the device."""
-        if checkpoint.slot is not None:
-            checkpoint.slot.close()
-            checkpoint.slot = None
+        self._release_slot(checkpoint)
         self._settle(checkpoint, LossReason.EVICTED_STATE)
 
     def shrink(self, checkpoint: Checkpoint, pages: int) -> None:
         """Its last pages leave the device, until `pages` of them are free or it has none there."""
-        has_to_go = self.options.has_state and not checkpoint.is_in_host
+        if self.options.has_state and not checkpoint.is_in_host:
+            self.lose(checkpoint, LossReason.EVICTED_KV)  # A state without all of its KV is of no use.
+            return
         enough = self.pages.free + pages
-        while self.pages.free < enough and (checkpoint.device_node is not None) and not has_to_go:
-            self._shrink_by_one(checkpoint)
-        if has_to_go:
-            self.lose(checkpoint, LossReason.EVICTED_KV)
-        else:
-            self._settle(checkpoint, LossReason.EVICTED_KV)
+        while self.pages.free < enough and checkpoint.device_node is not None:
+            self._shrink_by_one(checkpoint, checkpoint.device_node)
+        self._settle(checkpoint, LossReason.EVICTED_KV)
 
     def drop_device(self, checkpoint: Checkpoint, reason: LossReason) -> None:
         """It leaves the device as a whole."""
@@ -186,28 +184,24 @@ class Tiers:
             self._release_device(checkpoint)
             self._release_host(checkpoint)
 
-    def trim_ghosts(self) -> None:
-        self.ghosts.trim()
-
     def _settle(self, checkpoint: Checkpoint, reason: LossReason) -> None:
         """What is left of it either can be resumed or is of no use."""
-        has_state_here = checkpoint.slot is not None or not self.options.has_state
         if self.options.has_state:
-            is_of_use = checkpoint.is_in_host or (has_state_here and checkpoint.is_whole_on_device)
+            is_of_use_here = checkpoint.slot is not None and checkpoint.is_whole_on_device
         else:
-            is_of_use = checkpoint.is_in_host or checkpoint.device_node is not None
-        if is_of_use:
+            is_of_use_here = checkpoint.device_node is not None
+        if checkpoint.is_in_host or is_of_use_here:
             self.store.place(checkpoint)
         else:
             self.lose(checkpoint, reason)
 
-    def _shrink_by_one(self, checkpoint: Checkpoint) -> None:
-        tree, node = checkpoint.tree, checkpoint.device_node
-        if node is None:
-            return
+    def _shrink_by_one(self, checkpoint: Checkpoint, node: Node) -> None:
+        """`node` is how far down it holds pages on the device."""
+        tree = checkpoint.tree
         if checkpoint.tail_page is not None:
             self._release_tail(checkpoint)
-            checkpoint.device_node = None if node.parent is None else node
+            if node.parent is None:
+                checkpoint.device_node = None
             return
         parent = node.parent
         if parent is None or parent.parent is None:
@@ -223,10 +217,13 @@ class Tiers:
             checkpoint.tree.change_tail(checkpoint, lambda: setattr(checkpoint, "tail_page", None))
             page.unref()
 
-    def _release_device(self, checkpoint: Checkpoint) -> None:
+    def _release_slot(self, checkpoint: Checkpoint) -> None:
         if checkpoint.slot is not None:
             checkpoint.slot.close()
             checkpoint.slot = None
+
+    def _release_device(self, checkpoint: Checkpoint) -> None:
+        self._release_slot(checkpoint)
         self._release_tail(checkpoint)
         if checkpoint.device_node is not None:
             checkpoint.tree.let_go(checkpoint.device_node, Tier.DEVICE)

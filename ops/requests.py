@@ -6,22 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from cache import ReuseReport
-from engine.request import Delta, Timings, Usage
+from engine.request import Delta, FinishReason, Timings, Usage
 from ops.outcome import Outcome
 
 KEPT_REQUESTS = 1000
-
-
-class Finish(StrEnum):
-    """How an answer ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    ERROR = "error"
 
 
 @dataclass(slots=True)
@@ -29,7 +19,7 @@ class AnswerRecord:
     """One answer to a request. Mutable until it has ended: call it with each delta."""
 
     answer_id: str
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     """None while it runs."""
     usage: Usage | None = None
     """None, like what follows, where it did not end by itself."""
@@ -38,7 +28,7 @@ class AnswerRecord:
 
     def __call__(self, delta: Delta) -> None:
         if delta.finish_reason is not None:
-            self.finish = Finish(delta.finish_reason.value)
+            self.finish = delta.finish_reason
             self.usage, self.timings, self.reuse = delta.usage, delta.timings, delta.reuse
 
 
@@ -58,7 +48,7 @@ class RequestRecord:
         self.outcome = outcome
         for answer in self.answers:
             if answer.finish is None:
-                answer.finish = Finish.CANCELLED if outcome is Outcome.CANCELLED else Finish.ERROR
+                answer.finish = FinishReason.CANCELLED if outcome is Outcome.CANCELLED else FinishReason.ERROR
 
 
 @dataclass(slots=True)

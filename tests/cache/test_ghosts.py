@@ -21,7 +21,7 @@ def test_no_more_pages_are_known_than_the_limit_allows(ghost_nodes, known):
     for first in range(0, 1000, 100):
         house.serve(range(first, first + 9), 8)
         lose_all(house)
-    house.cache.tiers.trim_ghosts()
+    house.cache.tiers.ghosts.trim()
     assert (len(house.cache.tiers.ghosts), house.cache.tiers.ghosts.counts.ghosts) == (known, 2 * known)
     lost = [house.report(range(first, first + 9), 8).lost for first in range(0, 1000, 100)]
     assert lost == [{"cold": 8}] * (10 - known) + [{"evicted_state": 8}] * known
@@ -33,7 +33,7 @@ def test_without_a_limit_of_its_own_twice_as_much_is_known_as_fits():
     for first in range(0, 4000, 100):
         house.serve(range(first, first + 9), 8)
         lose_all(house)
-        house.cache.tiers.trim_ghosts()
+        house.cache.tiers.ghosts.trim()
         assert house.cache.tiers.ghosts.counts.ghosts <= 30
     assert house.cache.tiers.ghosts.counts.ghosts == 30
 
@@ -43,7 +43,7 @@ def test_checkpoints_that_share_their_pages_are_bounded_too():
     for number in range(80):
         house.serve((7, number, 0), 2)
         lose_all(house)
-    house.cache.tiers.trim_ghosts()
+    house.cache.tiers.ghosts.trim()
     assert len(house.cache.tiers.ghosts) == 64
 
 
@@ -52,7 +52,7 @@ def test_the_tree_of_a_namespace_goes_with_its_last_ghost():
     for number in range(10):
         house.serve(range(9), 8, namespace=f"user{number}")
         lose_all(house)
-    house.cache.tiers.trim_ghosts()
+    house.cache.tiers.ghosts.trim()
     assert list(house.cache.tiers.ghosts.trees) == ["user9"]
 
 
@@ -60,7 +60,7 @@ def test_a_path_that_something_live_needs_outlives_its_ghosts():
     house = House(ghost_nodes=0)
     house.serve(range(9), 4, 8)
     house.cache.tiers.lose(house.checkpoint(range(8)), LossReason.EVICTED_STATE)
-    house.cache.tiers.trim_ghosts()
+    house.cache.tiers.ghosts.trim()
     assert house.reused(range(9)) == 4
     assert house.cache.tiers.ghosts.counts.nodes == 1
     house.assert_sound()

@@ -4,7 +4,7 @@ import pytest
 
 from engine.request import Delta, FinishReason, Timings, Usage
 from ops.outcome import Outcome
-from ops.requests import Finish, RecentRequests
+from ops.requests import RecentRequests
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ def test_an_id_given_twice_finds_the_newest_and_outlives_the_older(recent):
     assert recent.find("same") is newest
 
 
-@pytest.mark.parametrize(("outcome", "finish"), [(Outcome.CANCELLED, Finish.CANCELLED), (Outcome.ERROR, Finish.ERROR)])
+@pytest.mark.parametrize(
+    ("outcome", "finish"), [(Outcome.CANCELLED, FinishReason.CANCELLED), (Outcome.ERROR, FinishReason.ERROR)]
+)
 def test_an_answer_that_did_not_end_by_itself_ends_with_its_request(recent, outcome, finish):
     record = recent.begin("r", "/chat", ["a", "b"])
     ended, cut = record.answers
@@ -41,6 +43,6 @@ def test_an_answer_that_did_not_end_by_itself_ends_with_its_request(recent, outc
     assert ended.finish is None
     ended(Delta("", (), FinishReason.LENGTH, usage, timings))
     record.end(outcome)
-    assert (ended.finish, ended.usage, ended.timings) == (Finish.LENGTH, usage, timings)
+    assert (ended.finish, ended.usage, ended.timings) == (FinishReason.LENGTH, usage, timings)
     assert (cut.finish, cut.usage) == (finish, None)
     assert (record.outcome, record.started_unix_ms) == (outcome, 1500)
