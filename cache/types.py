@@ -129,6 +129,9 @@ class ReuseReport:
     lost: dict[str, int]
     diverged_at: int | None = None
     """The first token at which a known conversation was rewritten; None where it was not."""
+    expected_tokens: int = 0
+    """What a plain cache of the same size, which drops what was used longest ago, would have saved: less than that is
+    the daemon's fault, while the rest of the achievable is a matter of memory."""
 
 
 @dataclass(frozen=True, slots=True)
