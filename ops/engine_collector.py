@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -26,8 +26,26 @@ class EngineCollector(Collector):
         now, prefix = self._snapshot(), self._prefix
         yield GaugeMetricFamily(f"{prefix}_requests_running", "Requests that hold pages and a slot.", now.running)
         yield GaugeMetricFamily(f"{prefix}_requests_waiting", "Requests that wait for room.", now.waiting)
+        yield CounterMetricFamily(
+            f"{prefix}_suspensions",
+            "Requests that were set aside while they ran, because the rest needed their room.",
+            value=now.suspensions_total,
+        )
         yield from cache_metrics(prefix, now)
+        yield from _health(prefix, now)
         steps = SummaryMetricFamily(f"{prefix}_step_seconds", "Steps by what they compute.", labels=["kind"])
         for kind in StepKind:
             steps.add_metric([kind.value], now.steps_of_kind[kind], now.step_seconds_of_kind[kind])
         yield steps
+
+
+def _health(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        f"{prefix}_engine_heartbeat_age_seconds", "Time since the engine loop last turned.", now.heartbeat_age_seconds
+    )
+    yield CounterMetricFamily(
+        f"{prefix}_engine_step_failures", "Steps that raised and failed their requests.", value=now.step_failures_total
+    )
+    yield CounterMetricFamily(
+        f"{prefix}_engine_loop_restarts", "Times that the engine loop began anew.", value=now.loop_restarts_total
+    )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from engine.distribution import LATENCY_BOUNDS_SECONDS
 from engine.request import Delta
 from engine.snapshot import EngineSnapshot
 from ops.engine_collector import EngineCollector
 from ops.outcome import Outcome
 from ops.reuse_meter import ReuseMeter
+from ops.vllm_metrics import AnswerMetrics, VllmCollector
 
 _PREFIX = "dalsegno"
-_LATENCY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each, which nobody reads
 
 
 class Reuse(StrEnum):
@@ -26,13 +32,29 @@ class Reuse(StrEnum):
     ROOT = "root"
 
 
-class Metrics:
-    """Owner of a registry of its own. Mutable: only the event loop's thread may touch it, but for `expose`."""
+class Compat(StrEnum):
+    """Whose names are exported beside our own."""
 
-    def __init__(self, version: str, endpoints: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+    NONE = "none"
+    VLLM = "vllm"
+
+
+class Metrics:
+    """Owner of a registry of its own. Mutable: only the event loop's thread may touch it."""
+
+    def __init__(
+        self,
+        version: str,
+        endpoints: Iterable[str],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        compat: Compat = Compat.NONE,
+    ) -> None:
         """`endpoints` are the paths whose requests are counted."""
         self.clock = clock
+        self._compat = compat
         self._registry = registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=registry)
         Info(f"{_PREFIX}_build", "The version that runs.", registry=registry).info({"version": version})
         self._requests = Counter(
             f"{_PREFIX}_requests", "Requests that have ended.", ["endpoint", "outcome"], registry=registry
@@ -45,14 +67,14 @@ class Metrics:
         self._duration = _histogram(
             "request_duration_seconds", "From the first byte read to the last written.", registry
         )
-        first_token = Histogram(
+        self._first_token = Histogram(
             f"{_PREFIX}_time_to_first_token_seconds",
             "From the submission to the first token, of answers that have ended.",
             ["reuse"],
-            buckets=_LATENCY_SECONDS,
+            buckets=LATENCY_BOUNDS_SECONDS,
             registry=registry,
         )
-        self.first_token = {reuse: first_token.labels(reuse.value) for reuse in Reuse}
+        self.first_token = {reuse: self._first_token.labels(reuse.value) for reuse in Reuse}
         self.inter_token = _histogram("inter_token_latency_seconds", "Between two tokens of an answer.", registry)
         self.queue = _histogram("queue_seconds", "Wait for the first step, of answers that have ended.", registry)
         self.prompt_tokens = Counter(
@@ -60,12 +82,21 @@ class Metrics:
         )
         self.generation_tokens = Counter(f"{_PREFIX}_generation_tokens", "Tokens generated.", registry=registry)
         self.reuse = ReuseMeter(_PREFIX, registry)
+        self._event_log = _EventLogCollector()
+        registry.register(self._event_log)
+
+    def watch_event_log(self, lost_lines: Callable[[], int]) -> None:
+        """Say from now on how many lines the event log could not write; without a log it is 0."""
+        self._event_log.lost_lines = lost_lines
 
     def watch_engine(self, snapshot: Callable[[], EngineSnapshot], model: str, architecture: str, backend: str) -> None:
         """Add the engine's counts. Call it once, when there is an engine."""
         info = Info(f"{_PREFIX}_model", "The model that is served.", registry=self._registry)
         info.info({"model": model, "architecture": architecture, "backend": backend})
         self._registry.register(EngineCollector(_PREFIX, snapshot))
+        if self._compat is Compat.VLLM:
+            answers = AnswerMetrics(self.prompt_tokens, self.generation_tokens, self.reuse.achieved, self._first_token)
+            self._registry.register(VllmCollector(model, snapshot, answers))
 
     def request_ended(self, endpoint: str, outcome: Outcome, seconds: float) -> None:
         """Count a request, unless its endpoint is not counted."""
@@ -118,5 +149,17 @@ class GenerationMeter:
             metrics.queue.observe(delta.timings.queue_seconds)
 
 
+class _EventLogCollector(Collector):
+    """Asks the event log at each scrape."""
+
+    def __init__(self) -> None:
+        self.lost_lines: Callable[[], int] = lambda: 0
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            f"{_PREFIX}_event_log_lost_lines", "Events that the event log could not write.", value=self.lost_lines()
+        )
+
+
 def _histogram(name: str, meaning: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(f"{_PREFIX}_{name}", meaning, buckets=_LATENCY_SECONDS, registry=registry)
+    return Histogram(f"{_PREFIX}_{name}", meaning, buckets=LATENCY_BOUNDS_SECONDS, registry=registry)

@@ -40,9 +40,12 @@ class ReuseMeter:
         self._achievable = Counter(
             f"{prefix}_reuse_achievable_tokens", "Prompt tokens that had been computed before.", registry=registry
         )
-        self._achieved = Counter(
-            f"{prefix}_reuse_achieved_tokens", "Prompt tokens that were reused.", registry=registry
+        self._expected = Counter(
+            f"{prefix}_reuse_expected_tokens",
+            "Prompt tokens that a plain cache of the same size would have had.",
+            registry=registry,
         )
+        self.achieved = Counter(f"{prefix}_reuse_achieved_tokens", "Prompt tokens that were reused.", registry=registry)
 
     def count(self, reuse: ReuseReport) -> None:
         """Add one answer's prompt."""
@@ -50,7 +53,8 @@ class ReuseMeter:
         self._sources[_COMPUTED].inc(reuse.prompt_tokens - reuse.cached_tokens)
         for tier, tokens in reuse.source.items():
             self._sources[tier].inc(tokens)
-        self._achieved.inc(reuse.cached_tokens)
+        self.achieved.inc(reuse.cached_tokens)
+        self._expected.inc(reuse.expected_tokens)
         self._achievable.inc(reuse.achievable_tokens)
         for reason, tokens in reuse.lost.items():
             self._lost[reason].inc(tokens)

@@ -122,6 +122,9 @@ class OpsSettings(Section):
     log_format: Literal["auto", "console", "json"] = _key(
         "auto", "form of the log on standard error; auto: console on a terminal, else json", "auto, console or json"
     )
+    metrics_compat: Literal["none", "vllm"] = _key(
+        "none", "whose names /metrics has beside our own, for routers and autoscalers that know those", "none or vllm"
+    )
 
 
 class Settings(Section):
