@@ -6,7 +6,7 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache.checkpoints import Checkpoint
 from cache.costs import Costs
@@ -36,17 +36,25 @@ from cache.upkeep import ResetCounts, quarantine, quarantine_pages, reset
 class ContextCache:
     """All that is remembered, on the device and in host memory. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, options: CacheOptions, stats: CacheStats | None = None, faults: Faults | None = None) -> None:
-        """`stats` are those of a former cache, to go on counting."""
+    def __init__(
+        self,
+        options: CacheOptions,
+        stats: CacheStats | None = None,
+        faults: Faults | None = None,
+        on_reuse: Callable[[RequestLease], None] = lambda _lease: None,
+    ) -> None:
+        """`stats` are those of a former cache, to go on counting; `on_reuse` is told of each lease whose reuse counts,
+        once it is sure."""
         self.options = options
         self.stats = stats or CacheStats()
         self.faults = faults or Faults()
         self.costs = Costs()
         self.tiers = Tiers(options, self.stats, self.faults)
-        self.retention = Retention(self.tiers)
-        self.demotions = Demotions(self.tiers)
         self._leases: dict[str, RequestLease] = {}
         self._matches: dict[str, Match] = {}
+        self.retention = Retention(self.tiers, self._leases)
+        self.demotions = Demotions(self.tiers)
+        self._on_reuse = on_reuse
 
     @property
     def pages(self) -> Pool:
@@ -139,6 +147,7 @@ class ContextCache:
         match.is_open = False
         del self._matches[match.request_id]
         self._leases[lease.request_id] = lease
+        self.retention.expectation.admitted()
         self.stats.restores += 1 if restore else 0
         if not restore:
             self._begin(lease)
@@ -204,10 +213,10 @@ class ContextCache:
         if reason is not None:
             self.stats.publish_skipped[reason] += 1
             if reason is SkipReason.ALREADY_CACHED:
-                self.retention.again(lease.namespace, lease.tokens[: frontier.tokens])
+                self.retention.again(lease, lease.tokens[: frontier.tokens])
             if reason.is_loss and frontier.kind is not CheckpointKind.PRIVATE_LONG_ANCHOR:
                 tokens = lease.tokens[: frontier.tokens]
-                self.retention.miss_out(lease.namespace, tokens, frontier.kind, LossReason.PUBLISH_SKIPPED)
+                self.retention.miss_out(lease, tokens, frontier.kind, LossReason.PUBLISH_SKIPPED)
             return reason
         ticket = CaptureTicket(lease, frontier, slot)
         lease.tickets.append(ticket)
@@ -273,10 +282,12 @@ class ContextCache:
 
     def report(self, match: Match, wanted: Sequence[Frontier]) -> ReuseReport:
         """What the request reuses and why the rest, up to its own last frontier, is computed."""
-        return report(match, wanted, has_reuse=self.options.prefix_reuse)
+        expected = self.retention.expectation.of(match)
+        return report(match, wanted, expected, has_reuse=self.options.prefix_reuse)
 
     def reset(self, tiers: Iterable[Tier] = (Tier.DEVICE, Tier.HOST)) -> dict[Tier, ResetCounts]:
         """Drop from these tiers every checkpoint that nobody uses at this moment."""
+        self.retention.expectation.clear()
         return reset(self.tiers, tiers)
 
     @property
@@ -321,19 +332,11 @@ class ContextCache:
         self._matches[request_id] = match
         return match
 
-    def _count(self, found: ReuseReport) -> None:
-        stats = self.stats
-        stats.selections[found.path] += 1
-        for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK):
-            stats.reused_from[tier] += found.source[tier]
-        stats.computed_tokens += found.prompt_tokens - found.cached_tokens
-        stats.achievable_tokens += found.achievable_tokens
-        stats.lost_tokens.update(found.lost)
-
     def _begin(self, lease: RequestLease) -> None:
         """What it reuses is there, or needs no copy from host memory: only now is it sure to be reused."""
         if lease.is_first:
-            self._count(lease.report)
+            self.stats.count_reuse(lease.report)
+            self._on_reuse(lease)
         self._end_restore(lease)
 
     def _end_restore(self, lease: RequestLease) -> None:
@@ -364,7 +367,7 @@ class ContextCache:
         """Nobody is to find it any more, but why it is gone is remembered, even while others still read from it."""
         if quarantine(self.tiers, checkpoint, LossReason.RESTORE_FAILED) and checkpoint is not None:
             tokens = lease.tokens[: checkpoint.frontier_tokens]
-            self.retention.miss_out(lease.namespace, tokens, checkpoint.kind, LossReason.RESTORE_FAILED)
+            self.retention.miss_out(lease, tokens, checkpoint.kind, LossReason.RESTORE_FAILED)
 
     def _close_ticket(self, ticket: CaptureTicket) -> None:
         ticket.is_open = False

@@ -12,7 +12,7 @@ from cache.types import CheckpointKind, Frontier, LossReason, ReuseReport, Tier
 _MOST_NODES_BELOW = 4096
 
 
-def report(match: Match, wanted: Sequence[Frontier], *, has_reuse: bool) -> ReuseReport:
+def report(match: Match, wanted: Sequence[Frontier], expected_tokens: int, *, has_reuse: bool) -> ReuseReport:
     """What the request reuses and why the rest, up to its own last frontier, is computed."""
     prompt, cached = len(match.tokens), match.cached_tokens
     reusable = max((f.tokens for f in wanted if f.tokens < prompt), default=prompt - 1)
@@ -44,6 +44,7 @@ def report(match: Match, wanted: Sequence[Frontier], *, has_reuse: bool) -> Reus
         },
         lost=lost,
         diverged_at=diverged_at,
+        expected_tokens=expected_tokens,
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from cache.checkpoints import Checkpoint
+from cache.expectation import Expectation
 from cache.faults import Fault
 from cache.leases import Match, RequestLease
 from cache.pools import Holder, Lease, UnitState
@@ -14,8 +17,9 @@ from cache.types import CheckpointKind, LossReason, SkipReason, Tier
 class Retention:
     """Writes checkpoints into the trees. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, tiers: Tiers) -> None:
+    def __init__(self, tiers: Tiers, leases: Mapping[str, RequestLease]) -> None:
         self._tiers = tiers
+        self.expectation = Expectation(tiers.options, leases)
 
     def find(self, namespace: str, tokens: Tokens) -> Checkpoint | None:
         """The checkpoint at exactly this frontier, live or lost."""
@@ -43,11 +47,11 @@ class Retention:
         if reason is not None:
             tiers.stats.publish_skipped[reason] += 1
             if checkpoint is not None and reason is SkipReason.ALREADY_CACHED:
-                tiers.store.rates.arrived(checkpoint)
+                self._again(lease, checkpoint, tokens)
             if slot is not None:
                 slot.close()
             if reason.is_loss:
-                self.miss_out(lease.namespace, tokens, kind, LossReason.PUBLISH_SKIPPED)
+                self.miss_out(lease, tokens, kind, LossReason.PUBLISH_SKIPPED)
             return
         if checkpoint is None:
             checkpoint = self._new(lease.namespace, tokens, kind)
@@ -59,7 +63,9 @@ class Retention:
         checkpoint.is_superseded = checkpoint.is_refused = False
         checkpoint.last_used_at = now
         tiers.stats.published[kind] += 1
-        self._weigh(checkpoint, tokens)
+        ancestors = self._ancestors(checkpoint, tokens)
+        self._weigh(checkpoint, ancestors)
+        self.expectation.computed(checkpoint, ancestors, lease)
         if checkpoint not in tiers.store:
             tiers.store.rates.arrived(checkpoint)
         tiers.store.add(checkpoint)
@@ -67,14 +73,17 @@ class Retention:
             tiers.drop_slot(checkpoint)
         tiers.ghosts.trim()
 
-    def miss_out(self, namespace: str, tokens: Tokens, kind: CheckpointKind, reason: LossReason) -> None:
-        """Remember that this frontier was computed and not kept. Nothing happens when it is known."""
-        if not tokens or self.find(namespace, tokens) is not None:
+    def miss_out(self, lease: RequestLease, tokens: Tokens, kind: CheckpointKind, reason: LossReason) -> None:
+        """Remember that this frontier was computed and not kept, unless it is known."""
+        if not tokens:
             return
-        checkpoint = self._new(namespace, tokens, kind)
-        checkpoint.loss = reason
-        checkpoint.last_used_at = self._tiers.now
-        self._tiers.ghosts.add(checkpoint)
+        checkpoint = self.find(lease.namespace, tokens)
+        if checkpoint is None:
+            checkpoint = self._new(lease.namespace, tokens, kind)
+            checkpoint.loss = reason
+            checkpoint.last_used_at = self._tiers.now
+            self._tiers.ghosts.add(checkpoint)
+        self.expectation.computed(checkpoint, self._ancestors(checkpoint, tokens), lease)
         self._tiers.ghosts.trim()
 
     def learn(self, match: Match, now: float) -> None:
@@ -92,11 +101,11 @@ class Retention:
         for checkpoint in served:
             self.use(checkpoint, match.tokens, now)
 
-    def again(self, namespace: str, tokens: Tokens) -> None:
+    def again(self, lease: RequestLease, tokens: Tokens) -> None:
         """This frontier was computed once more although it is there: it waits anew."""
-        found = self.find(namespace, tokens)
+        found = self.find(lease.namespace, tokens)
         if found is not None:
-            self._tiers.store.rates.arrived(found)
+            self._again(lease, found, tokens)
 
     def use(self, checkpoint: Checkpoint, tokens: Tokens, now: float) -> None:
         """A request with this prompt uses it, or would have, and with it the shared prefixes that it stands on."""
@@ -108,6 +117,7 @@ class Retention:
             each.is_superseded = each.is_refused = False
             each.benefit_tokens = each.frontier_tokens - self._tiers.surviving_ancestor_tokens(each)
             self._tiers.store.place(each)
+        self.expectation.used(used)
 
     def expect_turn(self, namespace: str, tokens: Tokens) -> None:
         """A turn that ends here is about to be published: what it will supersede gives way first, to itself even."""
@@ -117,6 +127,10 @@ class Retention:
         for checkpoint in tree.checkpoints_on(tree.walk(tokens, len(tokens)), tokens, len(tokens)):
             if not checkpoint.kind.is_shared:
                 self._supersede(checkpoint)
+
+    def _again(self, lease: RequestLease, checkpoint: Checkpoint, tokens: Tokens) -> None:
+        self._tiers.store.rates.arrived(checkpoint)
+        self.expectation.computed(checkpoint, self._ancestors(checkpoint, tokens), lease)
 
     def _is_known(self, checkpoint: Checkpoint) -> bool:
         return checkpoint in self._tiers.store or checkpoint in self._tiers.ghosts
@@ -155,7 +169,7 @@ class Retention:
         elif slot is not None:
             slot.close()
 
-    def _weigh(self, checkpoint: Checkpoint, tokens: Tokens) -> None:
+    def _weigh(self, checkpoint: Checkpoint, ancestors: Sequence[Checkpoint]) -> None:
         """Older private checkpoints on the new one's own path give way first; so do endpoints and anchors by nature.
 
         An endpoint is worth keeping only for clients that echo the answer exactly, an anchor only for forks; being used
@@ -164,7 +178,7 @@ class Retention:
         if checkpoint.kind in (CheckpointKind.PRIVATE_ENDPOINT, CheckpointKind.PRIVATE_LONG_ANCHOR):
             checkpoint.is_superseded = checkpoint.uses == 0
         if checkpoint.kind is CheckpointKind.PRIVATE_TURN_CLOSURE:
-            for ancestor in self._ancestors(checkpoint, tokens):
+            for ancestor in ancestors:
                 if not ancestor.kind.is_shared:
                     self._supersede(ancestor)
         checkpoint.benefit_tokens = checkpoint.frontier_tokens - self._tiers.surviving_ancestor_tokens(checkpoint)

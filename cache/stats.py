@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cache.types import CheckpointKind, SkipReason, Tier
+from cache.types import CheckpointKind, ReuseReport, SkipReason, Tier
 
 
 @dataclass(slots=True)
@@ -20,6 +20,8 @@ class CacheStats:
     """Prompt tokens that admitted requests had to compute."""
     achievable_tokens: int = 0
     """Prompt tokens that could have been reused if nothing had been lost."""
+    expected_tokens: int = 0
+    """Prompt tokens that a plain cache of the same size would have saved."""
     lost_tokens: Counter[str] = field(default_factory=Counter)
     """Prompt tokens that had to be computed, by LossReason."""
     evictions: Counter[tuple[str, CheckpointKind]] = field(default_factory=Counter)
@@ -48,3 +50,13 @@ class CacheStats:
     def reused_tokens(self) -> int:
         """Prompt tokens that admitted requests did not have to compute."""
         return self.reused_from.total()
+
+    def count_reuse(self, found: ReuseReport) -> None:
+        """Add one request's prompt."""
+        self.selections[found.path] += 1
+        for tier in Tier:
+            self.reused_from[tier] += found.source[tier]
+        self.computed_tokens += found.prompt_tokens - found.cached_tokens
+        self.achievable_tokens += found.achievable_tokens
+        self.expected_tokens += found.expected_tokens
+        self.lost_tokens.update(found.lost)
