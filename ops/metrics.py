@@ -16,6 +16,7 @@ from engine.distribution import LATENCY_BOUNDS_SECONDS
 from engine.request import Delta
 from engine.snapshot import EngineSnapshot
 from ops.engine_collector import EngineCollector
+from ops.insight_metrics import InsightCollector, InsightSource
 from ops.outcome import Outcome
 from ops.reuse_meter import ReuseMeter
 from ops.vllm_metrics import AnswerMetrics, VllmCollector
@@ -84,6 +85,10 @@ class Metrics:
         self.reuse = ReuseMeter(_PREFIX, registry)
         self._event_log = _EventLogCollector()
         registry.register(self._event_log)
+
+    def watch_insights(self, insights: InsightSource) -> None:
+        """Add how reuse fares and which insights hold. Call it once; it needs no engine."""
+        self._registry.register(InsightCollector(_PREFIX, insights))
 
     def watch_event_log(self, lost_lines: Callable[[], int]) -> None:
         """Say from now on how many lines the event log could not write; without a log it is 0."""

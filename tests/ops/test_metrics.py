@@ -1,5 +1,6 @@
 """The metrics: every series is there from the start, and each counts what its name says."""
 
+from dataclasses import dataclass
 from typing import get_args
 
 import pytest
@@ -9,7 +10,8 @@ from cache import CacheStats, CheckpointKind, CopyObject, PoolCounts, ReuseRepor
 from engine.copies import Direction, Transfer, no_transfers
 from engine.request import Delta, FinishReason, Timings, Usage
 from engine.snapshot import EngineSnapshot, EngineStatus, StepKind
-from ops.metrics import Metrics
+from ops.insights.types import Insight, InsightId, ReuseState, Severity
+from ops.metrics import Compat, Metrics
 from ops.outcome import outcome_of
 from server.schema.usage import LossReason
 
@@ -21,6 +23,12 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+@dataclass
+class Insights:
+    active: tuple[Insight, ...] = ()
+    reuse: ReuseState = ReuseState.HEALTHY
 
 
 @pytest.fixture
@@ -114,8 +122,13 @@ def test_an_answer_is_counted_as_it_is_taken(metrics, clock, cached, reuse):
 
 def test_a_prompt_is_counted_by_where_its_tokens_came_from(metrics):
     reports = [
-        ReuseReport("root", 10, 0, 6, {"device": 0, "host": 0, "disk": 0}, {"evicted_state": 6, "cold": 3}),
-        ReuseReport("private_endpoint", 20, 15, 16, {"device": 4, "host": 11, "disk": 0}, {"evicted_state": 1}),
+        ReuseReport(
+            *("root", 10, 0, 6, {"device": 0, "host": 0, "disk": 0}, {"evicted_state": 6, "cold": 3}), expected_tokens=2
+        ),
+        ReuseReport(
+            *("private_endpoint", 20, 15, 16, {"device": 4, "host": 11, "disk": 0}, {"evicted_state": 1}),
+            expected_tokens=15,
+        ),
     ]
     for reuse in reports:
         usage = Usage(reuse.prompt_tokens, 1, reuse.cached_tokens)
@@ -127,6 +140,7 @@ def test_a_prompt_is_counted_by_where_its_tokens_came_from(metrics):
     assert sources == {"computed": 15, "device": 4, "host": 11}
     assert found["dalsegno_prompt_tokens_total",] == sum(sources.values())
     assert found["dalsegno_reuse_achieved_tokens_total",] == 15
+    assert found["dalsegno_reuse_expected_tokens_total",] == 17
     assert found["dalsegno_reuse_achievable_tokens_total",] == 22
     assert found["dalsegno_reuse_selections_total", "root"] == 1
     assert found["dalsegno_reuse_selections_total", "private_endpoint"] == 1
@@ -193,6 +207,95 @@ def test_the_cache_is_read_at_each_scrape_with_every_series_from_the_start(metri
     assert found["dalsegno_cache_restore_failures_total",] == 4
     assert found["dalsegno_cache_ledger_violations_total",] == 5
     assert found["dalsegno_cache_orphans_reclaimed_total", "host_units"] == 6
+
+
+def test_faults_of_the_engine_are_counted(metrics):
+    now = {"heartbeat_age_seconds": 1.5, "step_failures_total": 2, "loop_restarts_total": 1, "suspensions_total": 3}
+    metrics.watch_engine(lambda: snapshot(**now), "demo", "qwen3_5", "torch")
+    found = read(metrics)
+    assert found["dalsegno_engine_heartbeat_age_seconds",] == 1.5
+    assert found["dalsegno_engine_step_failures_total",] == 2
+    assert found["dalsegno_engine_loop_restarts_total",] == 1
+    assert found["dalsegno_suspensions_total",] == 3
+
+
+def test_lines_that_the_event_log_lost_are_asked_for_at_each_scrape(metrics):
+    assert read(metrics)["dalsegno_event_log_lost_lines_total",] == 0
+    lost = [1]
+    metrics.watch_event_log(lambda: lost[0])
+    lost[0] = 4
+    assert read(metrics)["dalsegno_event_log_lost_lines_total",] == 4
+
+
+@pytest.mark.parametrize(
+    ("state", "is_degraded"),
+    [
+        (ReuseState.HEALTHY, 0),
+        (ReuseState.DEGRADED, 1),
+        (ReuseState.COLLAPSED, 1),
+        (ReuseState.RECOVERING, 0),
+    ],
+)
+def test_reuse_is_in_one_state(metrics, state, is_degraded):
+    insights = Insights()
+    metrics.watch_insights(insights)
+    insights.reuse = state
+    found = read(metrics)
+    assert {each: found["dalsegno_reuse_state", each.value] for each in ReuseState} == {
+        each: float(each is state) for each in ReuseState
+    }
+    assert found["dalsegno_reuse_degraded",] == is_degraded
+
+
+def test_an_insight_is_1_while_it_holds_under_the_severity_it_has(metrics):
+    insights = Insights()
+    metrics.watch_insights(insights)
+    every = {("dalsegno_insight_active", each.value, severity.value) for each in InsightId for severity in Severity}
+    found = {key: value for key, value in read(metrics).items() if key[0] == "dalsegno_insight_active"}
+    assert found == dict.fromkeys(every, 0)
+    insights.active = (Insight(InsightId.ENGINE_FAULTS, Severity.WARNING, "", "", {}, {}, 0, ""),)
+    found = {key for key, value in read(metrics).items() if key[0] == "dalsegno_insight_active" and value}
+    assert found == {("dalsegno_insight_active", "engine.faults", "warning")}
+
+
+def test_the_names_of_vllm_tell_our_numbers(clock):
+    metrics = Metrics("1.2.3", [CHAT], clock, compat=Compat.VLLM)
+    now = {"running": 2, "waiting": 1, "kv_pages": PoolCounts(10, 4, 3, 2, 1)}
+    metrics.watch_engine(lambda: snapshot(**now), "demo", "qwen3_5", "torch")
+    for cached, ttft in ((0, 0.75), (15, 0.125)):
+        sources = {"device": cached, "host": 0, "disk": 0}
+        reuse = ReuseReport("root", 20, cached, cached, sources, {})
+        metrics.new_generation()(
+            Delta("", (), FinishReason.STOP, Usage(20, 3, cached), Timings(ttft_seconds=ttft), reuse)
+        )
+    found = {name[5:]: value for (name, *labels), value in read(metrics).items() if labels == ["0", "demo"]}
+    assert found.pop("time_to_first_token_seconds_sum") == 0.875
+    assert found.pop("time_to_first_token_seconds_count") == 2
+    assert found == {
+        "num_requests_running": 2,
+        "num_requests_waiting": 1,
+        "kv_cache_usage_perc": 0.3,
+        "prefix_cache_queries_total": 40,
+        "prefix_cache_hits_total": 15,
+        "prompt_tokens_total": 40,
+        "generation_tokens_total": 6,
+    }
+    buckets = {
+        labels[1]: value
+        for (name, *labels), value in read(metrics).items()
+        if name == "vllm:time_to_first_token_seconds_bucket"
+    }
+    assert (buckets["0.1"], buckets["0.25"], buckets["1.0"], buckets["+Inf"]) == (0, 1, 2, 2)
+
+
+def test_a_daemon_without_pages_uses_none_of_them():
+    metrics = Metrics("1.2.3", [CHAT], compat=Compat.VLLM)
+    metrics.watch_engine(lambda: snapshot(kv_pages=PoolCounts(0, 0, 0, 0, 0)), "demo", "qwen3_5", "torch")
+    assert read(metrics)["vllm:kv_cache_usage_perc", "0", "demo"] == 0
+
+
+def test_no_series_of_creation_times_doubles_the_page(metrics):
+    assert "_created" not in metrics.expose("text/plain")[0].decode()
 
 
 def test_openmetrics_is_there_for_who_asks(metrics):
