@@ -93,12 +93,15 @@ def families(page):
 
 
 def documented():
-    rows = re.findall(r"^\| `([a-z:_]+)` \| (\w+) \| (.*?) \| (.*?) \| (.*?) \|", DOCUMENT.read_text(), re.MULTILINE)
-    assert all(unit and meaning for _name, _kind, _labels, unit, meaning in rows)
-    assert len(rows) == len({row[0] for row in rows})
-    return {
-        name: Family(kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _unit, _meaning in rows
-    }
+    found = {}
+    for row in re.findall(r"^\|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE):
+        name, kind, labels, unit, meaning, _watch = (cell.strip() for cell in row.split("|"))
+        if name.startswith("`"):
+            assert unit
+            assert meaning
+            assert name.strip("`") not in found
+            found[name.strip("`")] = Family(kind, frozenset(re.findall(r"`(\w+)`", labels)))
+    return found
 
 
 def lint(page):
