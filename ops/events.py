@@ -159,6 +159,8 @@ class ContextCacheState:
     """Requests that were let in, by reuse path."""
     reused_tokens: int
     achievable_tokens: int
+    expected_tokens: int
+    """What a plain cache of the same size would have reused."""
     lost_tokens: Mapping[str, int]
     pressure: Pressure
     transfers: Transfers
