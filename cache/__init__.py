@@ -7,6 +7,7 @@ any moment that every unit is free, cached, pinned by a request or in a named co
 Pure Python: no torch, no asyncio, no input or output; time comes in as an argument. One task owns every object here.
 """
 
+from cache.census import Census, Resident, oldest_entry_seconds, take_census
 from cache.context import ContextCache
 from cache.costs import Costs
 from cache.counts import host_state_counts
@@ -38,6 +39,7 @@ __all__ = [
     "CacheOptions",
     "CacheStats",
     "CaptureTicket",
+    "Census",
     "CheckpointKind",
     "ContextCache",
     "Copy",
@@ -57,6 +59,7 @@ __all__ = [
     "PoolExhaustedError",
     "RequestLease",
     "ResetCounts",
+    "Resident",
     "ReuseReport",
     "SkipReason",
     "Tier",
@@ -66,4 +69,6 @@ __all__ = [
     "check",
     "heal",
     "host_state_counts",
+    "oldest_entry_seconds",
+    "take_census",
 ]

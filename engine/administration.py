@@ -1,12 +1,32 @@
-"""What an operator may ask of the cache while traffic runs, as work for the loop to do between two steps."""
+"""What an operator may ask of the cache while traffic runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from cache import Tier, heal
+from cache import ContextCache, Tier, heal, oldest_entry_seconds
 from engine.scheduler import Scheduler
+
+_AGES_SECONDS = 5.0
+
+
+class EntryAges:
+    """How old the oldest entries of the pools are, counted anew every few seconds, for it looks at each of them.
+    Mutable: only the engine loop's task may touch it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counted_at: float | None = None
+        self._seconds: Mapping[str, float] = {}
+
+    def of(self, cache: ContextCache) -> Mapping[str, float]:
+        """Seconds by pool; a pool without an entry is absent."""
+        now = self._clock()
+        if self._counted_at is None or now - self._counted_at >= _AGES_SECONDS:
+            self._seconds = oldest_entry_seconds(cache, now)
+            self._counted_at = now
+        return self._seconds
 
 
 @dataclass(frozen=True, slots=True)

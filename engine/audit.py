@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from cache import AuditReport, audit
+from engine.events import AuditDone, Observer
 from engine.scheduler import Scheduler
 
 AUDIT_SECONDS = 30.0
@@ -21,10 +22,11 @@ logger = logging.getLogger("dalsegno.engine")
 class Auditor:
     """Holds the last result. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], tell: Observer = lambda _event: None) -> None:
         self.last: AuditReport | None = None
         """None before the first."""
         self._clock = clock
+        self._tell_observer = tell
         self._audited_at = clock()
         self._took_seconds = 0.0
         self._has_worked = False
@@ -49,14 +51,15 @@ class Auditor:
         amiss = tuple(scheduler.check_sequences())
         report = AuditReport((*found.violations, *amiss), found.reclaimed, (*found.remaining, *amiss))
         scheduler.cache.stats.violations += len(amiss)
-        self._tell(report)
+        self._log(report)
         self._audited_at = self._clock()
         self._took_seconds = self._audited_at - started
         self._has_worked = False
         self.last = report
+        self._tell_observer(AuditDone(report, self._took_seconds))
         return report
 
-    def _tell(self, report: AuditReport) -> None:
+    def _log(self, report: AuditReport) -> None:
         """What was healed, each time; what remains, once."""
         if report.reclaimed:
             units = ", ".join(f"{count} of {pool}" for pool, count in report.reclaimed.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,10 +14,23 @@ from typing import TypeVar
 
 import torch
 
-from cache import AuditReport, CacheOptions, CacheStats, ContextCache, Fault, Faults, Tier, host_state_counts
-from engine.administration import TierReset, reset_cache
+from cache import (
+    AuditReport,
+    CacheOptions,
+    CacheStats,
+    Census,
+    ContextCache,
+    Fault,
+    Faults,
+    RequestLease,
+    Tier,
+    host_state_counts,
+    take_census,
+)
+from engine.administration import EntryAges, TierReset, reset_cache
 from engine.copies import no_transfers
 from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
+from engine.events import CacheReset, Observer, ReuseDecided
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
@@ -86,7 +100,9 @@ class Engine:
         self._status = EngineStatus.STARTING
         self._cache_stats = CacheStats()
         self._transfers = no_transfers()
-        self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer)
+        self._clock = time.monotonic
+        self._ages = EntryAges(self._clock)
+        self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer, self._clock)
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -198,9 +214,18 @@ class Engine:
             step_failures_total=loop.totals.step_failures,
             consecutive_step_failures=loop.consecutive_failures,
             loop_restarts_total=loop.totals.restarts,
-            steps_of_kind=loop.totals.steps_of_kind,
-            step_seconds_of_kind=loop.totals.step_seconds_of_kind,
+            step_seconds=loop.totals.step_seconds,
+            step_overhead_seconds=loop.totals.overhead_seconds,
+            oldest_entry_seconds=self._ages.of(cache),
         )
+
+    def census(self, most: int) -> Census:
+        """Who lives in the cache, at most `most` of them by name."""
+        return take_census(self._loop.scheduler.cache, self._clock(), most)
+
+    def observe(self, observer: Observer) -> None:
+        """Let `observer` know of everything that happens from now on; there is one at most."""
+        self._loop.observer = observer
 
     @property
     def faults(self) -> frozenset[Fault]:
@@ -214,7 +239,9 @@ class Engine:
     async def reset_cache(self, tiers: Collection[Tier]) -> dict[Tier, TierReset]:
         """Forget what is remembered in these tiers, but for what is in use. Raises EngineUnavailableError when the
         engine has stopped."""
-        return await self._between_steps(partial(reset_cache, tiers=tiers))
+        found = await self._between_steps(partial(reset_cache, tiers=tiers))
+        self._loop.tell(CacheReset(tuple(found)))
+        return found
 
     async def audit_cache(self) -> AuditReport:
         """Like `check`, while requests run, and give back what nobody holds. Raises EngineUnavailableError when the
@@ -248,6 +275,9 @@ class Engine:
             raise EngineUnavailableError("the engine does not run")
         return await self._loop.between_steps(work)
 
+    def _tell_of_reuse(self, lease: RequestLease) -> None:
+        self._loop.tell(ReuseDecided(lease.request_id, lease.namespace, lease.report))
+
     def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
         last = self.config.vocab_size - 1
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= last:
@@ -280,6 +310,7 @@ class Engine:
             ),
             self._cache_stats,
             self._faults,
+            self._tell_of_reuse,
         )
         end_token_ids = set(self.config.eos_token_ids)
         if self.tokenizer.eos_token_id is not None:

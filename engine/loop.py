@@ -9,22 +9,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from cache import AuditReport
 from engine.audit import Auditor
+from engine.ending import broken_off, finished, last_delta
 from engine.errors import EngineUnavailableError, QueueTimeoutError, RequestError
+from engine.events import EngineEvent, LoopRestarted, Observer, StepFailed
 from engine.plan import StepPlan, StepResult
-from engine.request import Delta, FinishReason, GenerationRequest, Timings, Usage
+from engine.request import FinishReason, GenerationRequest
 from engine.runner import Runner
 from engine.scheduler import Scheduler, TokenOutcome
 from engine.sequence import SequenceRecord, SequenceState
-from engine.snapshot import StepKind
 from engine.stream import Generation, Mailbox
-from engine.text.answer import AnswerPiece, AnswerText
+from engine.text.answer import AnswerText
 from engine.text.detokenizer import Detokenizer
+from engine.totals import LoopTotals
 
 _IDLE_TURN_SECONDS = 1.0
 _FAILURES_BEFORE_RESTART = 3
@@ -45,6 +47,7 @@ class _Submission:
 class _Consumer:
     mailbox: Mailbox
     answer: AnswerText
+    submission: _Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +62,6 @@ class _Command:
             self.answer.set_result(self.work(scheduler))
         except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
             self.answer.set_exception(error)
-
-
-@dataclass(slots=True)
-class LoopTotals:
-    """Counts since the start. Mutable: only the loop's task may touch it."""
-
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    suspensions: int = 0
-    step_failures: int = 0
-    restarts: int = 0
-    steps_of_kind: dict[StepKind, int] = field(default_factory=lambda: dict.fromkeys(StepKind, 0))
-    step_seconds_of_kind: dict[StepKind, float] = field(default_factory=lambda: dict.fromkeys(StepKind, 0.0))
 
 
 class EngineLoop:
@@ -94,7 +83,8 @@ class EngineLoop:
         self._runner = runner
         self._new_detokenizer = new_detokenizer
         self._clock = clock
-        self.auditor = Auditor(clock)
+        self.observer: Observer | None = None
+        self.auditor = Auditor(clock, self.tell)
         self._turned_at = clock()
         self._first_cause: Exception | None = None
         self._inbox: deque[_Submission] = deque()
@@ -129,8 +119,10 @@ class EngineLoop:
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed & (2**_SEED_BITS - 1)
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         mailbox = Mailbox()
-        self._consumers[request.request_id] = _Consumer(mailbox, AnswerText(self._new_detokenizer(), request.sampling))
-        self._inbox.append(_Submission(request, self._clock()))
+        submission = _Submission(request, self._clock())
+        answer = AnswerText(self._new_detokenizer(), request.sampling)
+        self._consumers[request.request_id] = _Consumer(mailbox, answer, submission)
+        self._inbox.append(submission)
         self._is_empty.clear()
         self._is_idle.clear()
         self._has_work.set()
@@ -143,6 +135,15 @@ class EngineLoop:
         self._commands.append(_Command(work, answer))
         self._has_work.set()
         return await answer
+
+    def tell(self, event: EngineEvent) -> None:
+        """Let the observer know, if there is one."""
+        if self.observer is None:
+            return
+        try:
+            self.observer(event)
+        except Exception:
+            logger.exception("an observer of the engine failed at %s", type(event).__name__)
 
     def audit(self) -> AuditReport:
         """Check the books now. Not to be called while a step runs."""
@@ -178,8 +179,9 @@ class EngineLoop:
 
     def _close(self) -> None:
         for request_id in tuple(self._consumers):
-            self.scheduler.cancel(request_id, self._clock())
-            self._fail(request_id, EngineUnavailableError("the engine was stopped; send the request again later"))
+            sequence = self.scheduler.cancel(request_id, self._clock())
+            error = EngineUnavailableError("the engine was stopped; send the request again later")
+            self._fail(request_id, error, sequence)
         self._inbox.clear()
         for command in self._commands:
             if not command.answer.done():
@@ -199,7 +201,7 @@ class EngineLoop:
         self.auditor.audit_if_due(self.scheduler, is_idle=False)
         plan = self.scheduler.plan(now)
         for sequence in self.scheduler.expire(now):
-            self._fail(sequence.request_id, self._waited_too_long(sequence, now))
+            self._fail(sequence.request_id, self._waited_too_long(sequence, now), sequence)
         if plan is None:
             self._is_idle.set()
             self.auditor.audit_if_due(self.scheduler, is_idle=True)
@@ -215,10 +217,14 @@ class EngineLoop:
         if plan.segments:
             self.consecutive_failures = 0
             self._first_cause = None
-        self._count(plan, result, self._clock() - now)
-        self._tell_of_copies(result)
+        prefilled = self.totals.count_step(plan, result, self._clock() - now)
+        if prefilled:
+            prefill_seconds = result.compute_seconds * prefilled / plan.num_tokens
+            self.scheduler.cache.costs.saw_prefill(prefilled, prefill_seconds, self._clock())
+        self._log_failed_copies(result)
         for outcome in self.scheduler.apply(plan, result, self._clock()):
             self._hand_out(outcome)
+        self.totals.count_turn(result, self._clock() - now)
 
     def _take_in(self) -> None:
         while self._inbox:
@@ -228,8 +234,8 @@ class EngineLoop:
             request_id, mailbox = self._cancelled.popleft()
             consumer = self._consumers.get(request_id)
             if consumer is not None and consumer.mailbox is mailbox:
-                self.scheduler.cancel(request_id, self._clock())
-                self._forget(request_id)
+                sequence = self.scheduler.cancel(request_id, self._clock())
+                self._break_off(consumer, sequence, None)
         while self._commands:
             self._commands.popleft().run(self.scheduler)
 
@@ -251,8 +257,9 @@ class EngineLoop:
                 reason = FinishReason.STOP
                 self.scheduler.stop(sequence.request_id, self._clock())
         if reason is not None:
-            consumer.mailbox.finish(_last_delta(consumer.answer.flush(), sequence, reason))
+            consumer.mailbox.finish(last_delta(consumer.answer.flush(), sequence, reason))
             self._forget(sequence.request_id)
+            self.tell(finished(sequence, reason))
 
     def _step_failed(self, plan: StepPlan, error: Exception) -> None:
         self.totals.step_failures += 1
@@ -260,8 +267,9 @@ class EngineLoop:
         self._first_cause = self._first_cause or error
         logger.error("a step failed, and with it %d requests", len(plan.segments), exc_info=error)
         error.__traceback__ = None  # its frames hold the step's tensors
+        self.tell(StepFailed(type(error).__name__, len(plan.segments), self.consecutive_failures))
         for sequence in self.scheduler.fail(plan, self._clock()):
-            self._fail(sequence.request_id, _unavailable(self._first_cause))
+            self._fail(sequence.request_id, _unavailable(self._first_cause), sequence)
         if self.consecutive_failures % _FAILURES_BEFORE_RESTART == 0:
             logger.error("%d steps failed in a row; restarting the engine loop", self.consecutive_failures)
             self._restart(self._first_cause, keeps_waiting=True)
@@ -274,6 +282,7 @@ class EngineLoop:
         """
         self.totals.restarts += 1
         self.totals.suspensions += self.scheduler.suspensions_total
+        begun = {each.request_id: each for each in (*self.scheduler.running, *self.scheduler.waiting)}
         waiting = [each for each in self.scheduler.waiting if each.state is SequenceState.WAITING]
         if not keeps_waiting:
             waiting.clear()
@@ -281,25 +290,31 @@ class EngineLoop:
         self.scheduler = self._new_scheduler()
         kept = {sequence.request_id for sequence in waiting} | {each.request.request_id for each in self._inbox}
         for request_id in self._consumers.keys() - kept:
-            self._fail(request_id, _unavailable(cause))
+            self._fail(request_id, _unavailable(cause), begun.get(request_id))
         for sequence in waiting:
             self.scheduler.submit(sequence.request, sequence.submitted_at)
         self._thread.shutdown(wait=False)
         self._thread = _new_thread()
         logger.warning("the engine loop restarted; %d waiting requests were kept", len(waiting))
+        self.tell(LoopRestarted(type(cause).__name__))
 
-    def _fail(self, request_id: str, error: RequestError) -> None:
+    def _fail(self, request_id: str, error: RequestError, sequence: SequenceRecord | None) -> None:
         consumer = self._consumers.get(request_id)
         if consumer is not None:
             consumer.mailbox.fail(error)
-            self._forget(request_id)
+            self._break_off(consumer, sequence, error)
+
+    def _break_off(self, consumer: _Consumer, sequence: SequenceRecord | None, error: RequestError | None) -> None:
+        request, submitted_at = consumer.submission.request, consumer.submission.submitted_at
+        self._forget(request.request_id)
+        self.tell(broken_off(request, submitted_at, sequence, error, self._clock()))
 
     def _forget(self, request_id: str) -> None:
         self._consumers.pop(request_id, None)
         if not self._consumers:
             self._is_empty.set()
 
-    def _tell_of_copies(self, result: StepResult) -> None:
+    def _log_failed_copies(self, result: StepResult) -> None:
         for outcome in result.copied.values():
             if outcome.error is not None:
                 logger.error("a copy to or from host memory failed", exc_info=outcome.error)
@@ -312,21 +327,6 @@ class EngineLoop:
             f"the request waited {waited:.1f} seconds for room; the limit is {limit:g}; try again later"
         )
 
-    def _count(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        decodes = sum(segment.is_decode for segment in plan.segments)
-        kind = StepKind.MIXED if decodes else StepKind.PREFILL
-        kind = StepKind.DECODE if decodes == plan.num_tokens else kind
-        kind = kind if plan.segments else StepKind.COPY
-        self.totals.steps_of_kind[kind] += 1
-        self.totals.step_seconds_of_kind[kind] += seconds
-        self.totals.steps += 1
-        self.totals.decode_tokens += decodes
-        prefilled = plan.num_tokens - decodes
-        self.totals.prefill_tokens += prefilled
-        if prefilled:
-            prefill_seconds = result.compute_seconds * prefilled / plan.num_tokens
-            self.scheduler.cache.costs.saw_prefill(prefilled, prefill_seconds, self._clock())
-
 
 def _new_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dalsegno-engine")
@@ -338,22 +338,3 @@ def _unavailable(cause: Exception) -> EngineUnavailableError:
     )
     error.__cause__ = cause
     return error
-
-
-def _last_delta(rest: AnswerPiece, sequence: SequenceRecord, reason: FinishReason) -> Delta:
-    cached_tokens = 0 if sequence.reuse is None else sequence.reuse.cached_tokens
-    usage = Usage(len(sequence.request.prompt_token_ids), sequence.output_tokens, cached_tokens)
-    return Delta(rest.text, (), reason, usage, _timings(sequence), sequence.reuse, rest.logprobs)
-
-
-def _timings(sequence: SequenceRecord) -> Timings:
-    submitted, admitted = sequence.submitted_at, sequence.admitted_at
-    first, last = sequence.first_token_at, sequence.last_token_at
-    return Timings(
-        queue_seconds=None if admitted is None else admitted - submitted,
-        restore_seconds=None if admitted is None else sequence.restore_seconds,
-        prefill_seconds=None if admitted is None or first is None else first - admitted,
-        ttft_seconds=None if first is None else first - submitted,
-        decode_seconds=None if first is None or last is None else last - first,
-        total_seconds=None if last is None else last - submitted,
-    )

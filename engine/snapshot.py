@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from cache import AuditReport, CacheStats, CopyObject, PoolCounts
 from engine.copies import Direction, Transfer
+from engine.distribution import DistributionView
+from engine.totals import StepKind
 
 
 class EngineStatus(StrEnum):
@@ -17,16 +19,6 @@ class EngineStatus(StrEnum):
     RUNNING = "running"
     DRAINING = "draining"
     STOPPED = "stopped"
-
-
-class StepKind(StrEnum):
-    """What a step computes."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    MIXED = "mixed"
-    COPY = "copy"
-    """Nothing; it only moves bytes between the device and host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +56,12 @@ class EngineSnapshot:
     step_failures_total: int
     consecutive_step_failures: int
     loop_restarts_total: int
-    steps_of_kind: Mapping[StepKind, int]
-    step_seconds_of_kind: Mapping[StepKind, float]
+    step_seconds: Mapping[StepKind, DistributionView]
+    step_overhead_seconds: DistributionView
+    """Of the turns of the loop, what was neither computing nor copying."""
+    oldest_entry_seconds: Mapping[str, float]
+    """How long ago the entry was used that was used longest ago, by pool; a pool without one is absent. Counted every
+    few seconds."""
 
     @property
     def pools(self) -> dict[str, PoolCounts]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from engine.snapshot import EngineSnapshot, StepKind
+from engine.distribution import DistributionView
+from engine.snapshot import EngineSnapshot
+from engine.totals import StepKind
 from ops.cache_metrics import cache_metrics
 
 
@@ -33,10 +36,21 @@ class EngineCollector(Collector):
         )
         yield from cache_metrics(prefix, now)
         yield from _health(prefix, now)
-        steps = SummaryMetricFamily(f"{prefix}_step_seconds", "Steps by what they compute.", labels=["kind"])
+        steps = HistogramMetricFamily(f"{prefix}_step_seconds", "Steps by what they compute.", labels=["kind"])
         for kind in StepKind:
-            steps.add_metric([kind.value], now.steps_of_kind[kind], now.step_seconds_of_kind[kind])
+            steps.add_metric([kind.value], _buckets(now.step_seconds[kind]), now.step_seconds[kind].sum)
         yield steps
+        overhead = now.step_overhead_seconds
+        yield HistogramMetricFamily(
+            f"{prefix}_step_overhead_seconds",
+            "Of each turn of the engine loop, what was neither computing nor copying.",
+            _buckets(overhead),
+            overhead.sum,
+        )
+
+
+def _buckets(seconds: DistributionView) -> list[tuple[str, float]]:
+    return list(zip([*map(floatToGoString, seconds.bounds), "+Inf"], seconds.cumulative_counts, strict=True))
 
 
 def _health(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:

@@ -8,8 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cache import CacheStats, CheckpointKind, CopyObject, PoolCounts, ReuseReport, SkipReason
 from engine.copies import Direction, Transfer, no_transfers
+from engine.distribution import LATENCY_BOUNDS_SECONDS, Distribution
 from engine.request import Delta, FinishReason, Timings, Usage
-from engine.snapshot import EngineSnapshot, EngineStatus, StepKind
+from engine.snapshot import EngineSnapshot, EngineStatus
+from engine.totals import StepKind
 from ops.insights.types import Insight, InsightId, ReuseState, Severity
 from ops.metrics import Compat, Metrics
 from ops.outcome import outcome_of
@@ -57,7 +59,12 @@ def snapshot(**counts):
         "host_state_slots": PoolCounts(3, 1, 2, 0, 0),
     }
     zeros = dict.fromkeys(EngineSnapshot.__dataclass_fields__, 0)
-    kinds = {"steps_of_kind": dict.fromkeys(StepKind, 0), "step_seconds_of_kind": dict.fromkeys(StepKind, 0.0)}
+    none = Distribution(LATENCY_BOUNDS_SECONDS).view()
+    kinds = {
+        "step_seconds": dict.fromkeys(StepKind, none),
+        "step_overhead_seconds": none,
+        "oldest_entry_seconds": {},
+    }
     cache = {"cache": CacheStats(), "transfers": no_transfers()}
     rates = {"restore_bytes_per_second": None, "prefill_tokens_per_second": None}
     return EngineSnapshot(**zeros | pools | kinds | cache | rates | {"status": EngineStatus.RUNNING} | counts)
@@ -158,12 +165,16 @@ def test_the_engine_is_read_at_each_scrape(metrics):
     assert states == {"free": 4, "cached": 3, "pinned": 2}
     assert found["dalsegno_cache_units", "device_kv_pages", "in_flight"] == 1
     assert found["dalsegno_model_info", "qwen3_5", "torch", "demo"] == 1
-    steps = {"steps_of_kind": dict.fromkeys(StepKind, 3), "step_seconds_of_kind": dict.fromkeys(StepKind, 0.5)}
-    now[0] = snapshot(**steps)
+    seconds = Distribution(LATENCY_BOUNDS_SECONDS)
+    seconds.observe(0.25, 2)
+    now[0] = snapshot(step_seconds=dict.fromkeys(StepKind, seconds.view()), step_overhead_seconds=seconds.view())
     found = read(metrics)
     assert found["dalsegno_requests_running",] == 0
     for kind in ("prefill", "decode", "mixed"):
-        assert (found["dalsegno_step_seconds_count", kind], found["dalsegno_step_seconds_sum", kind]) == (3, 0.5)
+        assert (found["dalsegno_step_seconds_count", kind], found["dalsegno_step_seconds_sum", kind]) == (2, 0.5)
+        assert found["dalsegno_step_seconds_bucket", kind, "0.1"] == 0
+        assert found["dalsegno_step_seconds_bucket", kind, "0.25"] == 2
+    assert (found["dalsegno_step_overhead_seconds_count",], found["dalsegno_step_overhead_seconds_sum",]) == (2, 0.5)
 
 
 def test_the_cache_is_read_at_each_scrape_with_every_series_from_the_start(metrics):
