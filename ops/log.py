@@ -8,6 +8,9 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
+from ops.console import RECORD_KEY
+from ops.events import as_json
+
 LogFormat = Literal["auto", "console", "json"]
 
 
@@ -29,7 +32,10 @@ def configure_logging(level: str, log_format: LogFormat = "auto", stream: TextIO
         renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty())
     else:
         renderer = structlog.processors.JSONRenderer()
-    steps: list[structlog.typing.Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    steps: list[structlog.typing.Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        _leave_sentence if is_console else _write_event,
+    ]
     if level != "debug":
         steps.append(_name_exception_only)
     elif not is_console:
@@ -54,6 +60,18 @@ def configure_logging(level: str, log_format: LogFormat = "auto", stream: TextIO
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _leave_sentence(_logger: Any, _method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """For people, the line of an event is its sentence."""
+    line.pop(RECORD_KEY, None)
+    return line
+
+
+def _write_event(_logger: Any, _method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """As JSON, the line of an event is the event, beside what every line has."""
+    record = line.pop(RECORD_KEY, None)
+    return line if record is None else {**as_json(record), **line, "event": record.event.KIND.value}
 
 
 def _name_exception_only(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

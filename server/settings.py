@@ -122,6 +122,12 @@ class OpsSettings(Section):
     log_format: Literal["auto", "console", "json"] = _key(
         "auto", "form of the log on standard error; auto: console on a terminal, else json", "auto, console or json"
     )
+    event_log: Annotated[str, MinLen(1)] = _key(
+        "none", "file that every event is appended to, one JSON object a line; none: no such file", "a file, or none"
+    )
+    throughput_interval_s: Annotated[FiniteFloat, Gt(0)] = _key(
+        5.0, "seconds that a throughput event covers", "a number of seconds above 0"
+    )
     metrics_compat: Literal["none", "vllm"] = _key(
         "none", "whose names /metrics has beside our own, for routers and autoscalers that know those", "none or vllm"
     )
@@ -140,8 +146,6 @@ NOT_BUILT_KEYS = frozenset(
     {
         "cache.disk_cache",
         "cache.disk_cache_mib",
-        "ops.event_log",
-        "ops.throughput_interval_s",
     }
 )
 """Keys that this version knows of and refuses, because they would have no effect."""

@@ -101,6 +101,8 @@ def _metavar(key: Key) -> str:
         return "|".join(choices)
     if key.is_secret:
         return "KEY"
+    if key.expected.startswith("a file,"):
+        return "FILE"
     if isinstance(key.default, str) and key.default != "auto":
         return key.name.upper()
     return "SECONDS" if key.name.endswith("_s") else "NAME" if key.name.endswith("name") else "N"
