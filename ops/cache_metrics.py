@@ -33,6 +33,12 @@ def _pools(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
             units.add_metric([pool, state], getattr(counts, state))
     yield units
     yield capacity
+    oldest = GaugeMetricFamily(
+        f"{prefix}_cache_oldest_entry_seconds", "Since the last use of what was used longest ago.", labels=["pool"]
+    )
+    for pool, seconds in now.oldest_entry_seconds.items():
+        oldest.add_metric([pool], seconds)
+    yield oldest
 
 
 def _losses(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:

@@ -177,6 +177,12 @@ def test_the_engine_is_read_at_each_scrape(metrics):
     assert (found["dalsegno_step_overhead_seconds_count",], found["dalsegno_step_overhead_seconds_sum",]) == (2, 0.5)
 
 
+def test_a_pool_without_an_entry_has_no_oldest_one(metrics):
+    metrics.watch_engine(lambda: snapshot(oldest_entry_seconds={"host_units": 12.5}), "demo", "qwen3_5", "torch")
+    found = {key: value for key, value in read(metrics).items() if key[0] == "dalsegno_cache_oldest_entry_seconds"}
+    assert found == {("dalsegno_cache_oldest_entry_seconds", "host_units"): 12.5}
+
+
 def test_the_cache_is_read_at_each_scrape_with_every_series_from_the_start(metrics):
     stats = CacheStats()
     now = [snapshot(cache=stats)]

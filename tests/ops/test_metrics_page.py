@@ -14,7 +14,12 @@ from tests.ops.test_metrics import CHAT, Insights, snapshot
 from tests.programs import needs_program
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
-MEASURED = {"restore_bytes_per_second": 7.0, "prefill_tokens_per_second": 8.0}
+MEASURED = {
+    "restore_bytes_per_second": 7.0,
+    "prefill_tokens_per_second": 8.0,
+    "oldest_entry_seconds": {"device_kv_pages": 9.0},
+}
+"""What is absent from the page of a daemon that has just loaded its model."""
 
 PROMISED = [
     "dalsegno_build_info",
@@ -29,8 +34,10 @@ PROMISED = [
     "dalsegno_prompt_tokens_total",
     "dalsegno_generation_tokens_total",
     "dalsegno_step_seconds{kind}",
+    "dalsegno_step_overhead_seconds",
     "dalsegno_cache_units{pool,state}",
     "dalsegno_cache_capacity{pool}",
+    "dalsegno_cache_oldest_entry_seconds",
     "dalsegno_prompt_tokens_by_source_total{source}",
     "dalsegno_reuse_selections_total{path}",
     "dalsegno_reuse_achievable_tokens_total",
