@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from server.commands.interrupts import sigterm_as_ctrl_c
 from server.commands.options import with_settings
 from server.configuration import ConfigurationError, Resolved, to_toml
 from server.settings import ServerSettings
@@ -50,7 +50,7 @@ def bench(
     closed = (concurrency or 8) if rate is None else None
     load = Load(requests, closed, rate, turns, prompt_tokens, max_tokens, hit_share, seed)
     measurements: list[Measurement] = []
-    with _sigterm_as_ctrl_c(), _daemon(resolved, url) as base:
+    with sigterm_as_ctrl_c(), _daemon(resolved, url) as base:
         try:
             asyncio.run(_measure(base, api_key if url else None, load, measurements))
         finally:
@@ -102,13 +102,3 @@ def _daemon(resolved: Resolved, url: str | None) -> Iterator[str]:
     private = settings.model_copy(update={"server": ServerSettings(model=settings.server.model)})
     with private_daemon(to_toml(private, resolved.origins)) as daemon:
         yield daemon.url
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """A plain SIGTERM would leave the private daemon behind."""
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""What a running daemon tells about itself over HTTP, and how a terminal shows it."""
