@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cache.checkpoints import Checkpoint
 from cache.leases import Match, RequestLease
+from cache.matching import restore_bytes
 from cache.types import CacheOptions, CheckpointKind, LossReason
 
 _COUNTED = frozenset(
@@ -68,8 +69,8 @@ class Expectation:
                 self._own_pages.move_to_end(each.number)
 
     def of(self, match: Match) -> int:
-        """Tokens of the prompt that such a cache would have saved. What is there and was left alone, because to compute
-        is quicker than to copy, is no loss."""
+        """Tokens of the prompt that such a cache would have saved. What would have to be copied and was left alone, because
+        to compute is quicker, is no loss; what lies ready and was not used is one."""
         known = match.known
         if known.tree is None:
             return 0
@@ -77,8 +78,11 @@ class Expectation:
         found = next((each for each in on_path if each in self), None)
         if found is None:
             return 0
-        is_there = known.reason is LossReason.STRUCTURAL or (self._options.has_state and found.loss is None)
-        return min(found.frontier_tokens, match.cached_tokens) if is_there else found.frontier_tokens
+        if self._options.has_state:
+            is_left_alone = found.loss is None and restore_bytes(found, self._options) > 0
+        else:
+            is_left_alone = known.reason is LossReason.STRUCTURAL
+        return min(found.frontier_tokens, match.cached_tokens) if is_left_alone else found.frontier_tokens
 
     def clear(self) -> None:
         self._own_pages.clear()

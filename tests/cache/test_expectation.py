@@ -3,7 +3,7 @@
 import pytest
 
 from cache import Fault, Frontier, Tier
-from tests.cache.house import SHARED, House
+from tests.cache.house import CLOSURE, SHARED, House
 
 
 def chat(number, tokens=11):
@@ -150,3 +150,10 @@ def test_what_is_told_of_a_request_once_its_reuse_is_sure():
     assert told == [], "a restore may still fail"
     house.restore(lease)
     assert told == [lease]
+
+
+def test_what_lies_ready_and_is_not_found_is_a_loss():
+    house = House()
+    house.serve(chat(1), 10)
+    report = house.cache.report(house.cache.miss("blind", "n", chat(1)), [Frontier(10, CLOSURE)])
+    assert (report.expected_tokens, report.cached_tokens) == (10, 0)
