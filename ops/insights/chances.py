@@ -1,0 +1,69 @@
+"""What one request says about reuse: how much of what was to be expected of it was lost, and how much that weighs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache import ROOT_PATH, CheckpointKind, ReuseReport
+
+_SHARED_PATHS = frozenset(kind.value for kind in CheckpointKind if kind.is_shared)
+_SHARED_HIT_WEIGHT = 0.1
+"""A hit of a prefix that many share says little about conversations: it must not outweigh those that are lost."""
+_USUAL_SHARE = 0.5
+"""A request with half of the usual tokens or more weighs as much as any other."""
+_LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A request that could have reused something, or did."""
+
+    loss: float
+    """1: all that was to be expected is lost. 0: none. Below 0: more was reused than was to be expected."""
+    weight: float
+    """0 to 1."""
+    expected_tokens: int
+    lost_tokens: int
+    reason: str
+    """Of most of what was lost; empty where nothing was."""
+    is_root: bool
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether most of it was lost."""
+        return self.loss > 0.5
+
+
+class ChanceScale:
+    """Knows how many tokens are usual. Mutable."""
+
+    def __init__(self) -> None:
+        self._usual_tokens: float | None = None
+
+    def weigh(self, report: ReuseReport) -> Chance | None:
+        """None for a request that had nothing to lose, and reused nothing."""
+        expected, cached = report.expected_tokens, report.cached_tokens
+        at_stake = max(expected, cached)
+        if at_stake <= 0:
+            return None
+        is_shared = report.path in _SHARED_PATHS
+        if expected > cached:
+            # The system prompt that was found does not make up for the conversation that was not.
+            loss = 1.0 if is_shared else (expected - cached) / expected
+        else:
+            loss = (expected - cached) / cached
+        weight = self._weight(max(expected - cached, 0) if is_shared and expected > cached else at_stake)
+        if is_shared and expected <= cached:
+            weight *= _SHARED_HIT_WEIGHT
+        lost = max(expected - cached, 0)
+        reason = max(report.lost, key=lambda each: report.lost[each], default="") if lost else ""
+        return Chance(loss, weight, expected, lost, reason, report.path == ROOT_PATH)
+
+    def _weight(self, tokens: int) -> float:
+        usual = self._usual_tokens
+        if usual is None:
+            self._usual_tokens = float(tokens)
+            return 1.0
+        weight = min(1.0, tokens / (_USUAL_SHARE * usual)) if usual else 1.0
+        self._usual_tokens = usual + _LEARNING_RATE * (tokens - usual)
+        return weight

@@ -1,0 +1,154 @@
+"""Where the time of requests goes: in the queue, behind others, in the prefill."""
+
+from __future__ import annotations
+
+import statistics
+
+from engine.errors import QueueTimeoutError, ServerOverloadedError
+from engine.events import LoopRestarted, RequestEnded
+from engine.request import Timings
+from engine.snapshot import EngineSnapshot
+from ops.insights.recent import Recent
+from ops.insights.rules.base import Rule, counted, percent
+from ops.insights.types import Finding, InsightId, Severity
+
+_WINDOW_SECONDS = 300.0
+_MOST = 300
+_LEAST_REQUESTS = 10
+_REJECTION_SECONDS = 60.0
+_LEAST_REJECTIONS = 3
+_REJECTIONS_HELD_SECONDS = 120.0
+_QUEUE_OPENS = (0.5, 1.0)
+"""Share of the time to the first token, and the median in seconds."""
+_QUEUE_CLEARS = (0.25, 0.5)
+_PREFILL_OPENS = (0.7, 3.0)
+"""Share of the whole time, and the median in seconds."""
+_PREFILL_CLEARS = (0.5, 2.0)
+
+
+class QueueSaturated(Rule):
+    """Requests are turned away, or wait until they time out."""
+
+    id = InsightId.QUEUE_SATURATED
+
+    def __init__(self) -> None:
+        self._rejected: Recent[str] = Recent(_REJECTIONS_HELD_SECONDS, _MOST)
+        self._soon: Recent[str] = Recent(_REJECTION_SECONDS, _MOST)
+
+    def saw_rejection(self, code: str, now: float) -> None:
+        if code in (ServerOverloadedError.code, QueueTimeoutError.code):
+            self._rejected.add(code, now)
+            self._soon.add(code, now)
+
+    def saw_end(self, ended: RequestEnded, now: float) -> None:
+        if isinstance(ended.error, QueueTimeoutError):
+            self.saw_rejection("queue_timeout", now)
+
+    def judge(self, snapshot: EngineSnapshot, now: float, *, is_open: bool) -> Finding | None:
+        codes = (self._rejected if is_open else self._soon).items(now)
+        if len(codes) < (1 if is_open else _LEAST_REJECTIONS):
+            return None
+        timeouts = sum(code == QueueTimeoutError.code for code in codes)
+        seconds = _REJECTIONS_HELD_SECONDS if is_open else _REJECTION_SECONDS
+        return Finding(
+            severity=Severity.WARNING,
+            title="More requests come than can be served",
+            statement=f"{counted(len(codes), 'request was', 'requests were')} turned away in the last {seconds:.0f} s, "
+            f"{timeouts:,} of them after waiting in vain. {snapshot.running:,} run and {snapshot.waiting:,} wait.",
+            evidence={
+                "turned_away": len(codes),
+                "timed_out": timeouts,
+                "running": snapshot.running,
+                "waiting": snapshot.waiting,
+            },
+            measured_over={"seconds": seconds},
+            recommendation="Raise --max-concurrency if memory allows, or add a daemon; --max-pending-requests and "
+            "--pending-timeout-s only lengthen the wait.",
+        )
+
+
+class _Timed(Rule):
+    """Judges the timings of the requests that ended in the last minutes and had a first token."""
+
+    def __init__(self) -> None:
+        self._recent: Recent[Timings] = Recent(_WINDOW_SECONDS, _MOST)
+
+    def saw_end(self, ended: RequestEnded, now: float) -> None:
+        if ended.timings.ttft_seconds is not None:
+            self._recent.add(ended.timings, now)
+
+    def saw_restart(self, restart: LoopRestarted, now: float) -> None:
+        self._recent.clear()
+
+    def _timings(self, now: float, *, is_open: bool) -> list[Timings]:
+        """None where there are too few to say something new."""
+        timings = self._recent.items(now)
+        return timings if is_open or len(timings) >= _LEAST_REQUESTS else []
+
+
+class QueuedBehindConcurrency(_Timed):
+    """The first token is late because the request waits for one that runs."""
+
+    id = InsightId.QUEUED_BEHIND_CONCURRENCY
+
+    def judge(self, snapshot: EngineSnapshot, now: float, *, is_open: bool) -> Finding | None:
+        timings = self._timings(now, is_open=is_open)
+        waits = [each.queue_seconds or 0.0 for each in timings]
+        first = sum(each.ttft_seconds or 0.0 for each in timings)
+        share, least = _QUEUE_CLEARS if is_open else _QUEUE_OPENS
+        if not waits or first <= 0 or sum(waits) < share * first or statistics.median(waits) < least:
+            return None
+        pages = snapshot.kv_pages
+        has_room = pages.free + pages.cached >= pages.capacity / 4
+        advice = (
+            f"A quarter or more of the KV pages is not in use by requests: raise --max-concurrency (it is "
+            f"{snapshot.running} that run now)."
+            if has_room
+            else "The KV pages are held by what runs: raise --kv-cache-mib, or shorten prompts and answers."
+        )
+        return Finding(
+            severity=Severity.NOTICE,
+            title="Requests wait for others to end",
+            statement=f"{percent(sum(waits), first)} of the time to the first token was spent in the queue: "
+            f"{statistics.median(waits):.1f} s in the middle, {max(waits):.1f} s at most, over "
+            f"{counted(len(waits), 'request')}.",
+            evidence={
+                "queue_seconds_median": round(statistics.median(waits), 3),
+                "queue_seconds_max": round(max(waits), 3),
+                "queue_share_of_ttft": round(sum(waits) / first, 3),
+                "running": snapshot.running,
+                "waiting": snapshot.waiting,
+            },
+            measured_over={"requests": len(waits), "seconds": round(self._recent.span_seconds(now))},
+            recommendation=advice,
+        )
+
+
+class PrefillDominated(_Timed):
+    """Computing prompts takes most of the time."""
+
+    id = InsightId.PREFILL_DOMINATED
+
+    def judge(self, snapshot: EngineSnapshot, now: float, *, is_open: bool) -> Finding | None:
+        timings = [each for each in self._timings(now, is_open=is_open) if each.prefill_seconds is not None]
+        prefills = [each.prefill_seconds or 0.0 for each in timings]
+        whole = sum(each.total_seconds or 0.0 for each in timings)
+        share, least = _PREFILL_CLEARS if is_open else _PREFILL_OPENS
+        if not prefills or whole <= 0 or sum(prefills) < share * whole or statistics.median(prefills) < least:
+            return None
+        evidence: dict[str, int | float] = {
+            "prefill_seconds_median": round(statistics.median(prefills), 3),
+            "prefill_share_of_total": round(sum(prefills) / whole, 3),
+        }
+        if snapshot.prefill_tokens_per_second is not None:
+            evidence["prefill_tokens_per_second"] = round(snapshot.prefill_tokens_per_second)
+        return Finding(
+            severity=Severity.INFO,
+            title="Reading prompts takes most of the time",
+            statement=f"{percent(sum(prefills), whole)} of the time of {counted(len(prefills), 'request')} went into "
+            f"computing their prompts, {statistics.median(prefills):.1f} s in the middle.",
+            evidence=evidence,
+            measured_over={"requests": len(prefills), "seconds": round(self._recent.span_seconds(now))},
+            recommendation="See why on GET /admin/requests/{id}: `lost` tells what was computed that had been before. "
+            "If it is `cold`, only shorter prompts or a faster --backend help.",
+        )

@@ -1,0 +1,150 @@
+"""What is to be said when reuse degrades or collapses: what was lost, whether an audit helped, what to reset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from cache import LossReason, Tier
+from engine.snapshot import EngineSnapshot
+from ops.insights.reuse_watch import Cause, ReuseWatch
+from ops.insights.rules.base import admin, counted
+from ops.insights.rules.books import pools_in
+from ops.insights.rules.pools import POOL_NAMES
+from ops.insights.types import Finding, Measured, ReuseState, Severity
+
+_WHY = {
+    LossReason.PUBLISH_SKIPPED: "what was computed was not kept",
+    LossReason.RESTORE_FAILED: "copies from host memory failed",
+    LossReason.EVICTED_STATE: "states were dropped",
+    LossReason.EVICTED_KV: "KV pages were dropped",
+    LossReason.COLD: "what was kept was not found again",
+    LossReason.NO_CHECKPOINT: "no checkpoint was there",
+    LossReason.STRUCTURAL: "what is there was not used",
+}
+
+
+class AuditNote:
+    """What the audit after an alarm said. Mutable."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.has_come = False
+        self.reclaimed: dict[str, int] = {}
+        self.pools: frozenset[str] = frozenset()
+        self.remaining = 0
+
+    def want(self) -> None:
+        self.is_wanted, self.has_come = True, False
+        self.reclaimed, self.pools, self.remaining = {}, frozenset(), 0
+
+    def came(self, reclaimed: dict[str, int], violations: tuple[str, ...], remaining: tuple[str, ...]) -> None:
+        self.is_wanted, self.has_come = False, True
+        self.reclaimed = {pool: units for pool, units in reclaimed.items() if units}
+        self.pools, self.remaining = pools_in(violations), len(remaining)
+
+    def tell(self) -> str:
+        """One sentence."""
+        if not self.has_come:
+            return "An audit is under way." if self.is_wanted else ""
+        if self.reclaimed:
+            units = ", ".join(f"{count:,} {POOL_NAMES.get(pool, pool)}" for pool, count in self.reclaimed.items())
+            return f"An audit gave back what nobody held: {units}."
+        if self.remaining:
+            return f"An audit found {counted(self.remaining, 'violation')} and could not mend them."
+        return "An audit found nothing amiss in the books."
+
+
+def say_reuse(watches: Sequence[ReuseWatch], scopes: int, snapshot: EngineSnapshot, note: AuditNote) -> Finding:
+    """Of the watches that are in the worst state; the first of them has the most to tell."""
+    watch = watches[0]
+    chances = list(watch.recent)
+    losses = [each for each in chances if each.is_loss]
+    expected, lost = sum(each.expected_tokens for each in chances), sum(each.lost_tokens for each in chances)
+    whom = f" This holds for {counted(scopes, 'group')} of clients that share nothing with others." if scopes else ""
+    what = (
+        f"Of the last {counted(len(chances), 'request')} that could have reused something, {len(losses):,} lost all or "
+        f"most of it: {lost:,} of {expected:,} tokens that a plain cache of this size would have kept were computed "
+        "again."
+    )
+    evidence: dict[str, int | float | str] = {}
+    if chances:
+        evidence |= {
+            "requests_that_could_have_hit": len(chances),
+            "requests_that_lost": len(losses),
+            "expected_tokens": expected,
+            "lost_tokens": lost,
+            "losses_in_a_row": watch.losses_in_a_row,
+        }
+    reasons = _reasons(watch)
+    evidence |= {f"lost_{reason}_tokens": tokens for reason, tokens in reasons.most_common()}
+    measured: Measured = {"requests": len(chances)} if chances else {}
+    because = _because(reasons)
+    if watch.state is ReuseState.RECOVERING:
+        return Finding(
+            severity=Severity.NOTICE,
+            title="Prompts are being reused again",
+            statement=f"{watch.good_in_a_row:,} requests in a row have reused what was to be expected, after a "
+            f"collapse. {note.tell()}".strip(),
+            evidence=evidence | {"hits_in_a_row": watch.good_in_a_row},
+            measured_over=measured,
+            recommendation="Nothing to do; this clears by itself when reuse holds.",
+        )
+    if watch.cause is Cause.LEAK:
+        return Finding(
+            severity=Severity.WARNING,
+            title="Memory for reuse is leaking away",
+            statement="Units of a pool are held by nobody, or by requests that are gone, and do not come back. Reuse "
+            f"goes on until the pool is empty. {note.tell()}".strip(),
+            evidence={f"{pool}_free": counts.free for pool, counts in snapshot.pools.items() if counts.capacity},
+            measured_over={"audits": 1},
+            recommendation=_reset(_to_blame(reasons, snapshot, note)),
+        )
+    is_collapsed = watch.state is ReuseState.COLLAPSED
+    return Finding(
+        severity=Severity.CRITICAL if is_collapsed else Severity.WARNING,
+        title="Prompts are no longer reused" if is_collapsed else "Less of the prompts is reused than should be",
+        statement=" ".join(part for part in (what + whom, because, note.tell()) if part),
+        evidence=evidence,
+        measured_over=measured,
+        recommendation=_reset(_to_blame(reasons, snapshot, note)),
+    )
+
+
+def _reasons(watch: ReuseWatch) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for chance in watch.recent:
+        if chance.is_loss:
+            found[chance.reason] += chance.lost_tokens
+    return found
+
+
+def _because(reasons: Counter[str]) -> str:
+    known = [_WHY[LossReason(reason)] for reason, _ in reasons.most_common(1) if reason in _WHY]
+    return f"Most of it because {known[0]}." if known else ""
+
+
+def _to_blame(reasons: Counter[str], snapshot: EngineSnapshot, note: AuditNote) -> tuple[Tier, ...]:
+    """Where what nobody can use takes the room, as far as it can be told."""
+    if note.pools:
+        is_host = {"host_units", "host_state_slots"} & note.pools
+        is_device = note.pools - {"host_units", "host_state_slots"}
+        return (*((Tier.DEVICE,) if is_device else ()), *((Tier.HOST,) if is_host else ()))
+    main = next(iter(reasons.most_common(1)), ("", 0))[0]
+    if main == LossReason.RESTORE_FAILED:
+        return (Tier.HOST,)
+    if main in (LossReason.PUBLISH_SKIPPED, LossReason.COLD):
+        return (Tier.DEVICE,)
+    host = snapshot.host_state_slots
+    if main == LossReason.EVICTED_STATE and host.capacity and host.free <= 1:
+        return (Tier.HOST,)
+    return (Tier.DEVICE, Tier.HOST) if snapshot.host_units.capacity else (Tier.DEVICE,)
+
+
+def _reset(tiers: tuple[Tier, ...]) -> str:
+    names = ",".join(f'"{tier.value}"' for tier in tiers or (Tier.DEVICE, Tier.HOST))
+    command = admin("/admin/cache/reset", f'{{"tiers":[{names}]}}')
+    return (
+        f"Reset what is to blame, while requests go on: {command}. If reuse does not come back within some requests, "
+        "restart the daemon and keep the event log."
+    )
