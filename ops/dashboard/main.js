@@ -1,0 +1,151 @@
+// The page: asks the daemon over and over, keeps what it answered, and shows it.
+
+import { Failed, getJson, key, Refused, Unreachable } from "./api.js";
+import { byId, setText } from "./dom.js";
+import { showFigures } from "./figures.js";
+import { forgetInsights, showInsights } from "./insights.js";
+import { installKeyForm, showKeyForm } from "./key.js";
+import { showKept } from "./kept.js";
+import { showPools } from "./pools.js";
+import { repeat } from "./repeat.js";
+import { showRequests } from "./requests.js";
+import { showReuse } from "./reuse.js";
+import { addPoints, state } from "./state.js";
+import { showStatus } from "./status.js";
+import { follow } from "./stream.js";
+import { clock } from "./words.js";
+import { installWhy, refresh as refreshWhy } from "./why.js";
+
+const LIVE_SECONDS = 2;
+const HEALTH_SECONDS = 3;
+const REQUESTS_ASKED = 100;
+
+/** How far the daemon's clock is before that of the browser: all times on the page are the daemon's. */
+let clockAheadMs = 0;
+let loops = [];
+let unfollow = () => {};
+/** Whose every answer was refused; asked again with another key. */
+const refusals = new Map();
+
+const nowMs = () => Date.now() + clockAheadMs;
+
+function show() {
+  const now = nowMs();
+  document.body.dataset.stale = String(state.isUp === false);
+  showStatus(now);
+  showInsights(state.insights, now);
+  showFigures(now);
+  showPools(now);
+  showReuse(now);
+  showRequests();
+  showKept(state.cache);
+  showKeyForm(state.refusal);
+  setText(byId("freshness"), state.lastAnswerMs ? `as of ${clock(state.lastAnswerMs)}` : "");
+}
+
+/** All that happens in one turn is shown at once. */
+let isShowing = false;
+function showSoon() {
+  if (isShowing) return;
+  isShowing = true;
+  requestAnimationFrame(() => {
+    isShowing = false;
+    show();
+  });
+}
+
+function answered() {
+  const wasDown = state.isUp === false;
+  state.isUp = true;
+  state.lastAnswerMs = nowMs();
+  if (wasDown) startAgain();
+  showSoon();
+}
+
+/** Maybe it is another daemon than before: nothing of the old one is taken over. */
+function startAgain() {
+  state.points = [];
+  state.requests = [];
+  state.insights = null;
+  forgetInsights();
+  start();
+}
+
+/** Ask for `path`; a refusal ends the loop that asks, until there is another key. */
+async function ask(path, take, options) {
+  try {
+    const body = await getJson(path, options);
+    refusals.delete(pathOnly(path));
+    take(body);
+    answered();
+    return true;
+  } catch (error) {
+    if (noteFailure(error, path)) return false;
+    throw error;
+  } finally {
+    state.refusal = refusals.values().next().value ?? null;
+    showSoon();
+  }
+}
+
+const pathOnly = (path) => path.replace(/\?.*/, "");
+
+/** Whether asking again is of no use. */
+function noteFailure(error, path) {
+  if (error instanceof Unreachable) state.isUp = false;
+  if (error instanceof Refused) refusals.set(pathOnly(path), { status: error.status, message: error.message, hadKey: Boolean(key.get()) });
+  showSoon();
+  return error instanceof Refused;
+}
+
+const askHealth = () => ask("/health", (body) => (state.health = body), { expected: [503] });
+
+const askCache = () => ask("/admin/cache", (body) => (state.cache = body));
+
+const askRequests = () => ask(`/admin/requests?limit=${REQUESTS_ASKED}`, (body) => (state.requests = body.requests));
+
+const askHistory = () =>
+  ask(`/admin/history?since=${state.points.at(-1)?.timestamp_unix_ms ?? 0}`, (body) => {
+    clockAheadMs = body.generated_unix_ms - Date.now();
+    state.intervalSeconds = body.interval_seconds;
+    addPoints(body.points);
+  });
+
+function takeInsights({ name, data }) {
+  if (name !== "insights") return;
+  state.insights = JSON.parse(data);
+  refusals.delete("/insights/stream");
+  answered();
+}
+
+function start() {
+  loops.forEach((loop) => loop.stop());
+  unfollow();
+  refusals.clear();
+  loops = [
+    repeat(askHealth, () => HEALTH_SECONDS),
+    repeat(askCache, () => LIVE_SECONDS),
+    repeat(askRequests, () => LIVE_SECONDS),
+    repeat(askHistory, () => Math.min(Math.max(state.intervalSeconds, 1), 5)),
+  ];
+  unfollow = follow("/insights/stream", takeInsights, (error) => {
+    const isOfNoUse = noteFailure(error, "/insights/stream");
+    state.refusal = refusals.values().next().value ?? null;
+    return !isOfNoUse && !(error instanceof Failed && error.status === 404);
+  });
+}
+
+function chooseSpan() {
+  state.spanSeconds = Number(document.querySelector("#span input:checked").value);
+  showSoon();
+}
+
+setText(byId("host"), location.host);
+byId("span").addEventListener("change", chooseSpan);
+chooseSpan();
+installKeyForm(() => {
+  start();
+  refreshWhy();
+});
+installWhy();
+start();

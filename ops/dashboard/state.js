@@ -1,0 +1,46 @@
+// What the page knows of the daemon; the one mutable record, written by main.js only.
+
+export const state = {
+  /** Whether the daemon answers at all; null before the first answer or failure. */
+  isUp: null,
+  lastAnswerMs: null,
+  /** The refusal that hinders some of the page: {status, message}, or null. */
+  refusal: null,
+  health: null,
+  /** The body of /insights, or null. */
+  insights: null,
+  cache: null,
+  /** Of /admin/history, oldest first. */
+  points: [],
+  intervalSeconds: 5,
+  requests: [],
+  spanSeconds: 900,
+};
+
+const KEPT_MS = 3_600_000;
+
+/** Add what is new, forget what is older than an hour. */
+export function addPoints(points) {
+  const last = state.points.at(-1)?.timestamp_unix_ms ?? 0;
+  const all = [...state.points, ...points.filter((point) => point.timestamp_unix_ms > last)];
+  const end = all.at(-1)?.timestamp_unix_ms ?? 0;
+  state.points = all.filter((point) => point.timestamp_unix_ms >= end - KEPT_MS);
+}
+
+/** The points of the time that is shown. */
+export function shownPoints(nowMs) {
+  const from = nowMs - state.spanSeconds * 1000;
+  return state.points.filter((point) => point.timestamp_unix_ms >= from);
+}
+
+/** Sum of one number of each point. */
+export const total = (points, numberOf) => points.reduce((sum, point) => sum + (numberOf(point) ?? 0), 0);
+
+/** Sums of a mapping of each point, largest first, without those that are 0. */
+export function ranked(points, mappingOf) {
+  const sums = new Map();
+  for (const point of points) {
+    for (const [name, value] of Object.entries(mappingOf(point) ?? {})) sums.set(name, (sums.get(name) ?? 0) + value);
+  }
+  return [...sums].filter(([, value]) => value > 0).sort((one, other) => other[1] - one[1]);
+}
