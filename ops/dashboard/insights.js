@@ -1,7 +1,7 @@
 // Cards for what is worth an operator's attention; they come and go as the daemon says.
 
 import { byId, element, setText, syncChildren } from "./dom.js";
-import { clock, duration, figure } from "./words.js";
+import { age, clock, figure } from "./words.js";
 
 const SEVERITIES = ["critical", "warning", "notice", "info"];
 const KEPT_CLEARED = 5;
@@ -30,7 +30,7 @@ function noteChanges(insights, nowMs) {
   const said = [];
   for (const [id, each] of shown) {
     if (current.has(id)) continue;
-    const lasted = duration(Math.max(0, Math.round((nowMs - each.since_unix_ms) / 1000)));
+    const lasted = age((nowMs - each.since_unix_ms) / 1000);
     cleared = [{ key: `${id} ${nowMs}`, text: `${clock(nowMs)} cleared after ${lasted}: ${each.title}` }, ...cleared].slice(0, KEPT_CLEARED);
     said.push(`Cleared: ${each.title}.`);
   }
@@ -57,13 +57,19 @@ function updateCard(card, insight, nowMs) {
   card.dataset.severity = insight.severity;
   setText(card.querySelector(".badge"), insight.severity);
   setText(card.querySelector("h3"), insight.title);
-  const age = Math.max(0, Math.round((nowMs - insight.since_unix_ms) / 1000));
-  setText(card.querySelector(".since"), `since ${clock(insight.since_unix_ms)}, ${duration(age)}`);
+  setText(card.querySelector(".since"), `since ${clock(insight.since_unix_ms)}, ${age((nowMs - insight.since_unix_ms) / 1000)}`);
   setText(card.querySelector(".statement"), insight.statement);
-  setText(card.querySelector(".advice span"), insight.recommendation);
+  setProse(card.querySelector(".advice span"), insight.recommendation);
   const evidence = Object.entries(insight.evidence ?? {});
   const over = Object.entries(insight.measured_over ?? {}).map(([name, value]) => [name, value, "over "]);
   syncChildren(card.querySelector("dl"), [...evidence, ...over], ([name, , before]) => (before ?? "") + name, buildFigure, updateFigure);
+}
+
+/** Text in which `commands` stand between backquotes. */
+function setProse(node, text) {
+  if (node.dataset.text === text) return;
+  node.dataset.text = text;
+  node.replaceChildren(...text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : part)));
 }
 
 const buildFigure = () => element("div", {}, element("dt"), element("dd"));

@@ -1,7 +1,7 @@
 // What is remembered: the conversations that hold the most, without a word of what is in them.
 
 import { byId, element, setText, syncChildren, table } from "./dom.js";
-import { count, duration, PATHS, plain, plural } from "./words.js";
+import { age, count, PATHS, plain, plural } from "./words.js";
 
 const COLUMNS = [
   { title: "Conversation" },
@@ -37,7 +37,7 @@ const buildRow = () =>
 
 function updateRow(row, each) {
   const cells = [
-    each.id, plain(each.kind, PATHS), count(each.tokens), count(each.turns), count(each.uses), duration(Math.round(each.idle_seconds)), each.tiers.join(", "),
+    each.id, plain(each.kind, PATHS), count(each.tokens), count(each.turns), count(each.uses), age(each.idle_seconds), each.tiers.join(", "),
   ];
   cells.forEach((text, place) => setText(row.cells[place], String(text)));
 }

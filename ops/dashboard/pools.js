@@ -3,7 +3,7 @@
 import { chartPanel } from "./charts.js";
 import { byId } from "./dom.js";
 import { shownPoints, state } from "./state.js";
-import { bytes, count, duration, percent, POOLS } from "./words.js";
+import { age, bytes, count, percent, POOLS } from "./words.js";
 
 const SERIES = [
   { id: "pinned", title: "pinned", pattern: "/" },
@@ -56,7 +56,7 @@ function dataOf(pool, unit, format, points, nowMs) {
     headline: `${percent(used / now.capacity)} of ${format(now.capacity)}${pool === "host_units" ? "" : ` ${unit}`}`,
     summary:
       `${SERIES.map(({ id, title }) => `${title} ${format(now[id])}`).join(", ")}, of ${format(now.capacity)}.` +
-      (oldest ? ` The oldest entry has been there for ${duration(oldest)}.` : ""),
+      (oldest ? ` The oldest entry has been there for ${age(oldest)}.` : ""),
   };
 }
 

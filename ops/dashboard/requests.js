@@ -66,6 +66,7 @@ function updateRow(row, each) {
   setText(cached.firstElementChild, each.prompt === null ? NONE : `${count(each.cached)} / ${count(each.prompt)}`);
   cached.dataset.missed = String(each.hasMissed);
   cached.title = each.prompt ? `${percent(each.cached / each.prompt)} cached${each.hasMissed ? "; more was achievable" : ""}` : "";
+  cached.lastElementChild.hidden = each.prompt === null;
   setShare(cached.lastElementChild, each.prompt ? each.cached / each.prompt : 0);
   setText(ttft, duration(each.ttft));
   setText(rate, number(each.rate === null ? null : Math.round(each.rate * 10) / 10));

@@ -4,6 +4,8 @@ import { byId, setText } from "./dom.js";
 import { shownPoints, state, total } from "./state.js";
 import { clock, count, duration, percent, plural } from "./words.js";
 
+const LATELY_SECONDS = 60;
+
 const REUSE = {
   healthy: "reuse works",
   degraded: "less is reused than should be",
@@ -11,7 +13,7 @@ const REUSE = {
   recovering: "reuse is coming back",
 };
 
-/** -> {tone: "good" | "notice" | "bad" | "off", headline, detail} */
+/** -> {tone: "good" | "notice" | "bad" | "off", headline, work, detail}; the work under way changes all the time. */
 export function statusInWords(known, nowMs) {
   if (known.isUp === false) return unreachable(known);
   const status = known.health?.status ?? known.insights?.status;
@@ -26,11 +28,12 @@ export function statusInWords(known, nowMs) {
   const detail = reuseInWords(known, nowMs);
   if (status === "ok" && (reuse === "healthy" || reuse === "recovering")) {
     const words = reuse === "healthy" && !hasReusable(known, nowMs) ? "nothing to reuse yet" : REUSE[reuse];
-    return { tone: reuse === "healthy" ? "good" : "notice", headline: `Healthy: ${words}${work}`, detail };
+    return { tone: reuse === "healthy" ? "good" : "notice", headline: `Healthy: ${words}`, work, detail };
   }
   const tone = reuse === "collapsed" || worstSeverity(known) === "critical" ? "bad" : "notice";
   const what = reuse === "healthy" ? worstTitle(known) ?? reasons : REUSE[reuse];
-  return { tone, headline: `Degraded: ${what || "see below"}${work}`, detail: [sentence(reasons), detail].filter(Boolean).join(" ") };
+  const more = reasons.toLowerCase() === what?.toLowerCase() ? "" : sentence(reasons);
+  return { tone, headline: `Degraded: ${what || "see below"}`, work, detail: [more, detail].filter(Boolean).join(" ") };
 }
 
 function unreachable(known) {
@@ -40,8 +43,9 @@ function unreachable(known) {
 
 function workInWords(cache) {
   if (!cache) return "";
-  const waiting = cache.requests_waiting ? `, ${count(cache.requests_waiting)} waiting` : "";
-  return cache.requests_running || waiting ? `, ${plural(cache.requests_running, "request")} running${waiting}` : ", idle";
+  const { requests_running: running, requests_waiting: waiting } = cache;
+  if (running === 0 && waiting === 0) return ", idle";
+  return `, ${plural(running, "request")} running${waiting ? `, ${count(waiting)} waiting` : ""}`;
 }
 
 const achievable = (known, nowMs) => total(shownPoints(nowMs), (point) => point.context_cache.achievable_tokens);
@@ -51,10 +55,15 @@ const hasReusable = (known, nowMs) => known.points.length === 0 || achievable(kn
 function reuseInWords(known, nowMs) {
   const points = shownPoints(nowMs);
   if (points.length === 0) return "";
-  const could = achievable(known, nowMs);
-  const span = duration(known.spanSeconds);
-  if (could === 0) return `In the last ${span} no prompt held anything that had been computed before.`;
-  const did = total(points, (point) => point.context_cache.reused_tokens);
+  const lately = points.filter((point) => point.timestamp_unix_ms >= nowMs - LATELY_SECONDS * 1000);
+  for (const [shown, seconds] of [[lately, LATELY_SECONDS], [points, known.spanSeconds]]) {
+    const could = total(shown, (point) => point.context_cache.achievable_tokens);
+    if (could > 0) return shareInWords(total(shown, (point) => point.context_cache.reused_tokens), could, duration(seconds));
+  }
+  return `In the last ${duration(known.spanSeconds)} no prompt held anything that had been computed before.`;
+}
+
+function shareInWords(did, could, span) {
   return `In the last ${span}, ${percent(did / could)} of what could be reused was: ${count(did)} of ${count(could)} prompt tokens.`;
 }
 
@@ -75,10 +84,11 @@ const sentence = (text) => (text ? `${text[0].toUpperCase()}${text.slice(1)}${/[
 const TITLE_MARKS = { good: "●", notice: "▲", bad: "✕", off: "○" };
 
 export function showStatus(nowMs) {
-  const { tone, headline, detail } = statusInWords(state, nowMs);
+  const { tone, headline, work = "", detail } = statusInWords(state, nowMs);
   byId("status").dataset.tone = tone;
-  setText(byId("status-headline"), headline);
+  setText(byId("status-headline"), headline + work);
+  setText(byId("status-spoken"), headline);
   setText(byId("status-detail"), detail);
-  const title = `${TITLE_MARKS[tone]} ${headline.split(/[:,]/)[0]} · dalsegno`;
+  const title = `${TITLE_MARKS[tone]} ${headline.split(":")[0]} · dalsegno`;
   if (document.title !== title) document.title = title;
 }

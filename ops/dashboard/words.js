@@ -7,9 +7,9 @@ const clockFormat = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-
 export const NONE = "–";
 
 export const POOLS = {
-  device_state_slots: { title: "State slots on the device", unit: "slots" },
-  device_kv_pages: { title: "KV pages on the device", unit: "pages" },
-  host_state_slots: { title: "State images in host memory", unit: "images" },
+  device_state_slots: { title: "Device state slots", unit: "slots" },
+  device_kv_pages: { title: "Device KV pages", unit: "pages" },
+  host_state_slots: { title: "Host state images", unit: "images" },
   host_units: { title: "Host memory", unit: "units" },
 };
 
@@ -78,6 +78,9 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days`;
 }
 
+/** In whole seconds: how long something has lasted. */
+export const age = (seconds) => (seconds < 60 ? `${Math.max(0, Math.round(seconds))} s` : duration(Math.round(seconds)));
+
 export const clock = (unixMs) => clockFormat.format(unixMs);
 
 /** A figure of an insight, by its name, whose end says the unit: ("idle_seconds", 75) -> ["idle", "1 min 15 s"]. */
@@ -85,7 +88,7 @@ export function figure(name, value) {
   if (typeof value === "string") return [plain(name), plain(value, { ...POOL_NAMES, ...PATHS, ...LOSSES })];
   if (typeof value === "boolean") return [plain(name), value ? "yes" : "no"];
   if (typeof value !== "number") return [plain(name), value === null ? NONE : JSON.stringify(value)];
-  if (name === "seconds") return ["time", duration(value)];
+  if (name === "seconds") return ["time", age(value)];
   for (const [end, format] of FORMATS) {
     if (name.endsWith(end)) return [plain(name.slice(0, -end.length)) + (end === "_tokens" ? " tokens" : ""), format(value)];
   }
