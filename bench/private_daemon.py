@@ -32,8 +32,8 @@ class PrivateDaemon:
 
 
 @contextmanager
-def private_daemon(config_toml: str) -> Iterator[PrivateDaemon]:
-    """Serve with a whole configuration, and end the process at the end.
+def private_daemon(config_toml: str, *flags: str) -> Iterator[PrivateDaemon]:
+    """Serve with a whole configuration, and with flags that no file can give; end the process at the end.
 
     Raises PrivateDaemonError with the daemon's own words when it ends before it serves.
     """
@@ -43,7 +43,7 @@ def private_daemon(config_toml: str) -> Iterator[PrivateDaemon]:
         # The file has everything that was resolved; a variable would win over it.
         prefixes = tuple(f"DALSEGNO_{section}_" for section in _SECTIONS)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-        command = [sys.executable, "-m", "server", "serve", "--config", str(config), "--port", "0"]
+        command = [sys.executable, "-m", "server", "serve", "--config", str(config), "--port", "0", *flags]
         with log.open("w") as stderr:
             # A session of its own: Ctrl-C ends the load first, and then we end the daemon.
             process = subprocess.Popen(

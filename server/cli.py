@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from engine.errors import EngineError
-from server.commands import bench, chat, config, doctor, generate, inspect, pull, quantize, replay, serve, watch
+from server.commands import bench, chat, config, doctor, drill, generate, inspect, pull, quantize, replay, serve, watch
 from server.configuration import ConfigurationError
 from server.exit_codes import ExitCode, exit_code_of
 from server.listener import PortTakenError
@@ -51,6 +51,7 @@ app.command("inspect")(inspect.inspect)
 app.command("bench")(bench.bench)
 app.command("replay")(replay.replay)
 app.command("watch")(watch.watch)
+app.add_typer(drill.app, name="drill")
 app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)
 

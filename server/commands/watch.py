@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import os
 import sys
 from enum import IntEnum
 from pathlib import Path
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from server.watch.source import DaemonSource, Keys
 
 _LEAST_INTERVAL_SECONDS = 0.2
-_FILE_COLUMNS = 120
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -67,15 +64,11 @@ def watch(
         raise ConfigurationError("--json was given without --once; a live view is for people")
     flags = {"server.api_keys": [api_key] if api_key else None, "server.admin_key": admin_key}
     settings = resolve({name: value for name, value in flags.items() if value}, config_file=config).settings
-    from rich.console import Console
-
+    from server.commands.consoles import standard_output
     from server.watch.source import DaemonSource
 
     source = DaemonSource(url or _own_url(settings), _keys(settings))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode still shows the rest
-    is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    console = Console(highlight=False, width=_FILE_COLUMNS if is_file else None)
+    console = standard_output()
     with sigterm_as_ctrl_c():
         if once:
             raise typer.Exit(asyncio.run(_look_once(source, console, as_json)))

@@ -1,0 +1,134 @@
+"""`dalsegno drill`: a private daemon is made to fail on purpose, to see that the failure is noticed and mended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from server.commands.interrupts import sigterm_as_ctrl_c
+from server.configuration import resolve, to_toml
+from server.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bench.drill.collapse import DrillFault
+    from bench.drill.timeline import Moment, Timeline
+
+app = typer.Typer(no_args_is_help=True)
+
+_TELL_SECONDS = 5.0
+_STYLES = {"note": "dim", "well": "green", "fault": "magenta", "alarm": "yellow", "heal": "cyan", "failed": "bold red"}
+
+
+@app.callback()
+def drills() -> None:
+    """Fire drills: a daemon of their own is made to fail, and is watched noticing it and mending."""
+
+
+@app.command("collapse")
+def collapse(
+    fault: Annotated[
+        Literal["leak_host_state", "refuse_publish"], typer.Option(help="what is made to fail")
+    ] = "leak_host_state",
+) -> None:
+    """Break reuse in a private daemon, and show a timeline of detection, alarm and healing.
+
+    Its daemon serves the bundled model on a free port, and ends with the drill.
+
+    A daemon that serves others is never drilled: there is no --url.
+
+    Exit code 0: everything was noticed and mended in time. 1: the last lines say what was not.
+    """
+    from bench.drill.collapse import DrillFault
+    from server.commands.consoles import standard_output
+
+    with sigterm_as_ctrl_c():
+        failures = _hold(DrillFault(fault), standard_output())
+    if failures:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _hold(fault: DrillFault, console: Console) -> list[str]:
+    """What did not happen."""
+    from bench.drill.collapse import FLAGS, SETTINGS
+    from bench.drill.timeline import Mark, Timeline
+    from bench.private_daemon import private_daemon
+
+    resolved = resolve(SETTINGS, environ={})
+    with _printing(console) as printer:
+        timeline = Timeline(printer.moment)
+        timeline.add(Mark.NOTE, "a private daemon with the bundled model and small pools is started")
+        printer.show("it loads its model")
+        with private_daemon(to_toml(resolved.settings, resolved.origins), *FLAGS) as daemon:
+            timeline.add(Mark.NOTE, f"it serves at {daemon.url}, process {daemon.pid}")
+            asyncio.run(_run(daemon.url, fault, timeline, printer.show))
+        timeline.add(Mark.NOTE, "the private daemon has ended")
+    if timeline.failures:
+        console.print(f"failed, {len(timeline.failures)} of what was expected did not happen:", style="bold red")
+        for line in timeline.failures:
+            console.print(f"- {line}", markup=False)
+    return timeline.failures
+
+
+async def _run(url: str, fault: DrillFault, timeline: Timeline, show: Callable[[str], None]) -> None:
+    import httpx
+
+    from bench.drill.collapse import CollapseDrill
+    from bench.drill.traffic import DrillError
+    from bench.soak.client import SoakClient
+
+    client = SoakClient(url, "drill")
+    try:
+        await CollapseDrill(client, timeline, show).run(fault)
+    except (DrillError, httpx.HTTPError) as error:
+        timeline.expect(False, f"the drill could not go on: {str(error) or type(error).__name__}")
+    finally:
+        await client.close()
+
+
+class _Printer:
+    """Prints moments as they come, and between them what is going on: on a terminal in the last line, in a log now and
+    then. Mutable."""
+
+    def __init__(self, console: Console, set_last_line: Callable[[str], None] | None) -> None:
+        self._console = console
+        self._set_last_line = set_last_line
+        self._told_at = time.monotonic()
+
+    def moment(self, moment: Moment) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        row = Table.grid(padding=(0, 2, 0, 0))
+        for columns, justify in ((9, "right"), (14, "right"), (6, "left")):
+            row.add_column(width=columns, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        row.add_column(overflow="fold")
+        style = _STYLES[moment.mark]
+        at = (f"{moment.seconds:.1f} s", f"{moment.requests:,} requests")
+        row.add_row(*(Text(cell, "dim") for cell in at), Text(moment.mark, style), Text(moment.what, style))
+        for line in moment.details:
+            row.add_row("", "", "", Text(line))
+        self._console.print(row)
+        self._told_at = time.monotonic()
+
+    def show(self, what: str) -> None:
+        if self._set_last_line is not None:
+            self._set_last_line(what)
+        elif time.monotonic() - self._told_at >= _TELL_SECONDS:
+            self._console.print(what, markup=False)
+            self._told_at = time.monotonic()
+
+
+@contextlib.contextmanager
+def _printing(console: Console) -> Iterator[_Printer]:
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield _Printer(console, None)
+        return
+    with console.status("") as status:
+        yield _Printer(console, status.update)
