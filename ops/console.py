@@ -101,8 +101,8 @@ def sentence(event: Event) -> str:
         case Audit():
             given_back = ", ".join(f"{units:,} units of {pool}" for pool, units in event.reclaimed.items())
             return (
-                f"an audit found {event.violations:,} violations; {event.remaining:,} remain, "
-                f"given back: {given_back or 'nothing'}"
+                f"an audit found {event.violations:,} violation{'' if event.violations == 1 else 's'}, "
+                f"{event.remaining:,} of them not mended; given back: {given_back or 'nothing'}"
             )
 
 

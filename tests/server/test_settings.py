@@ -176,3 +176,21 @@ def test_reuse_is_on_unless_it_is_switched_off(tmp_path, sources, kept):
 )
 def test_what_is_kept_in_host_memory_reaches_the_engine(name, given, option, expected):
     assert getattr(engine_options(resolve({name: given}, environ={}).settings), option) == expected
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"flags": {"ops.event_log": "/var/log/events.jsonl", "ops.throughput_interval_s": "0.5"}},
+        {
+            "environ": {
+                "DALSEGNO_OPS_EVENT_LOG": "/var/log/events.jsonl",
+                "DALSEGNO_OPS_THROUGHPUT_INTERVAL_S": "0.5",
+            }
+        },
+        {"toml": "[ops]\nevent_log = '/var/log/events.jsonl'\nthroughput_interval_s = 0.5"},
+    ],
+)
+def test_where_events_go_and_how_often_throughput_is_told_come_from_every_source(tmp_path, sources):
+    ops = resolve_sources(tmp_path, **sources).settings.ops
+    assert (ops.event_log, ops.throughput_interval_s) == ("/var/log/events.jsonl", 0.5)
