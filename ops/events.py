@@ -229,14 +229,15 @@ class RequestError:
 
 @dataclass(frozen=True, slots=True)
 class RequestRejected:
-    """A request was turned away before it reached the queue."""
+    """A request for an answer was turned away before it reached the queue."""
 
     KIND: ClassVar[EventKind] = EventKind.REQUEST_REJECTED
 
     request_id: str
     endpoint: str
-    """The route's pattern, never a path that the client made up."""
+    """The route, never a path that the client made up."""
     status: int
+    """499: the client left."""
     code: str | None = None
     """None where the answer had none."""
 
