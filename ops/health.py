@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from ops.insights.types import Insight, InsightId, ReuseState, Severity
 
 HEARTBEAT_LIMIT_SECONDS = 20.0
 """An engine loop that has not turned for so long counts as stuck. One step of a large prefill on a busy machine stays
@@ -19,12 +22,19 @@ class Phase(StrEnum):
 
 
 class HealthStatus(StrEnum):
-    """The values of `status`; all but OK answer 503."""
+    """The values of `status`."""
 
     OK = "ok"
+    DEGRADED = "degraded"
+    """It answers, but not as it should; a restart is not what helps."""
     STARTING = "starting"
     DRAINING = "draining"
     UNAVAILABLE = "unavailable"
+
+
+_SERVING = frozenset({HealthStatus.OK, HealthStatus.DEGRADED})
+_OF_REUSE = frozenset({InsightId.REUSE_COLLAPSED, InsightId.REUSE_DEGRADED})
+_POOR_REUSE = frozenset({ReuseState.DEGRADED, ReuseState.COLLAPSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +43,35 @@ class Health:
 
     status: HealthStatus
     reasons: tuple[str, ...] = ()
+    reuse: ReuseState = ReuseState.HEALTHY
 
     @property
     def is_ready(self) -> bool:
-        return self.status is HealthStatus.OK
+        """Whether requests should be sent here at all."""
+        return self.status in _SERVING
+
+    @property
+    def reuses(self) -> bool:
+        """Whether prompts are reused as they should be: what a balancer asks that has better places to send them."""
+        return self.reuse not in _POOR_REUSE
 
 
-def judge_health(phase: Phase, heartbeat_age_seconds: float | None) -> Health:
+def judge_health(
+    phase: Phase, heartbeat_age_seconds: float | None, reuse: ReuseState, insights: Iterable[Insight]
+) -> Health:
     """`heartbeat_age_seconds` is the time since the engine loop last turned; None when there is no running engine."""
     if phase is Phase.STARTING:
-        return Health(HealthStatus.STARTING, ("the model is being loaded",))
+        return Health(HealthStatus.STARTING, ("the model is being loaded",), reuse)
     if phase is Phase.DRAINING:
-        return Health(HealthStatus.DRAINING, ("the daemon is shutting down",))
+        return Health(HealthStatus.DRAINING, ("the daemon is shutting down",), reuse)
     if heartbeat_age_seconds is None:
-        return Health(HealthStatus.UNAVAILABLE, ("the engine loop has stopped",))
+        return Health(HealthStatus.UNAVAILABLE, ("the engine loop has stopped",), reuse)
     if heartbeat_age_seconds > HEARTBEAT_LIMIT_SECONDS:
-        return Health(
-            HealthStatus.UNAVAILABLE, (f"the engine loop has not turned for {heartbeat_age_seconds:.0f} seconds",)
-        )
-    return Health(HealthStatus.OK)
+        late = f"the engine loop has not turned for {heartbeat_age_seconds:.0f} seconds"
+        return Health(HealthStatus.UNAVAILABLE, (late,), reuse)
+    reasons = tuple(
+        f"{each.id}: {each.title}" for each in insights if each.severity is Severity.CRITICAL or each.id in _OF_REUSE
+    )
+    if reuse in _POOR_REUSE and not reasons:
+        reasons = (f"reuse of prompts is {reuse}",)
+    return Health(HealthStatus.DEGRADED if reasons else HealthStatus.OK, reasons, reuse)

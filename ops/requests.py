@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
-from cache import ReuseReport
-from engine.request import Delta, FinishReason, Timings, Usage
+from engine.events import RequestEnded
+from engine.request import FinishReason
 from ops.outcome import Outcome
 
 KEPT_REQUESTS = 1000
@@ -16,20 +17,15 @@ KEPT_REQUESTS = 1000
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """One answer to a request. Mutable until it has ended: call it with each delta."""
+    """One answer to a request. Mutable until it has ended."""
 
     answer_id: str
-    finish: FinishReason | None = None
+    ended: RequestEnded | None = None
     """None while it runs."""
-    usage: Usage | None = None
-    """None, like what follows, where it did not end by itself."""
-    timings: Timings | None = None
-    reuse: ReuseReport | None = None
 
-    def __call__(self, delta: Delta) -> None:
-        if delta.finish_reason is not None:
-            self.finish = delta.finish_reason
-            self.usage, self.timings, self.reuse = delta.usage, delta.timings, delta.reuse
+    @property
+    def finish(self) -> FinishReason | None:
+        return None if self.ended is None else self.ended.finish_reason
 
 
 @dataclass(slots=True)
@@ -43,13 +39,6 @@ class RequestRecord:
     outcome: Outcome | None = None
     """None while it runs."""
 
-    def end(self, outcome: Outcome) -> None:
-        """Whatever has not ended by itself never will."""
-        self.outcome = outcome
-        for answer in self.answers:
-            if answer.finish is None:
-                answer.finish = FinishReason.CANCELLED if outcome is Outcome.CANCELLED else FinishReason.ERROR
-
 
 @dataclass(slots=True)
 class RecentRequests:
@@ -59,6 +48,8 @@ class RecentRequests:
     unix_time: Callable[[], float] = time.time
     _ring: deque[RequestRecord] = field(default_factory=deque)
     _by_id: dict[str, RequestRecord] = field(default_factory=dict)
+    _running: dict[str, tuple[RequestRecord, AnswerRecord]] = field(default_factory=dict)
+    """By the answer's id; those that were too many to be kept included."""
 
     def begin(self, request_id: str, endpoint: str, answer_ids: Iterable[str]) -> RequestRecord:
         """Keep a request, in the place of the oldest when there are too many."""
@@ -68,11 +59,25 @@ class RecentRequests:
             self._forget(self._ring.popleft())
         self._ring.append(record)
         self._by_id |= dict.fromkeys(_names(record), record)
+        self._running |= {answer.answer_id: (record, answer) for answer in answers}
+        return record
+
+    def end(self, ended: RequestEnded) -> RequestRecord | None:
+        """An answer has ended; None for one that never began here."""
+        found = self._running.pop(ended.request_id, None)
+        if found is None:
+            return None
+        record, answer = found
+        answer.ended = ended
         return record
 
     def find(self, name: str) -> RequestRecord | None:
         """By the id of the request or of one of its answers; the newest, where a client gave an id twice."""
         return self._by_id.get(name)
+
+    def newest(self, most: int) -> Iterator[RequestRecord]:
+        """At most so many, the last one first."""
+        return islice(reversed(self._ring), most)
 
     def _forget(self, record: RequestRecord) -> None:
         for name in _names(record):

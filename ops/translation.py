@@ -11,7 +11,7 @@ _UNNAMED = "internal_error"
 
 def terminal_event(ended: RequestEnded, request_id: str, endpoint: str) -> RequestDone | RequestError:
     """The one end of an answer. The engine knows it by the answer's id; `request_id` is the `x-request-id`."""
-    result, timings = _result(ended), _timings(ended)
+    result, timings = result_of(ended), _timings(ended)
     if ended.finish_reason is not FinishReason.ERROR:
         return RequestDone(request_id, ended.request_id, endpoint, result, timings)
     code = getattr(ended.error, "code", None) or _UNNAMED
@@ -29,7 +29,8 @@ def audit_event(done: AuditDone) -> Audit:
     )
 
 
-def _result(ended: RequestEnded) -> Result:
+def result_of(ended: RequestEnded) -> Result:
+    """What the answer came to; without reuse where it was never let in."""
     usage, reuse = ended.usage, ended.reuse
     finish_reason = ended.finish_reason.value
     if reuse is None:

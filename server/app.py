@@ -9,7 +9,7 @@ from server.daemon import Daemon
 from server.drill import NO_DRILL, FireDrill
 from server.errors import install_error_handlers
 from server.openapi import install_openapi
-from server.routes import admin, chat, completions, health, metrics, models, tokens
+from server.routes import admin, chat, completions, dashboard, health, insights, metrics, models, records, tokens
 from server.schema.admin import FaultsRequest, ResetRequest
 from server.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.schema.completion import CompletionChunk, CompletionRequest
@@ -40,7 +40,7 @@ def create_app(settings: Settings, drill: FireDrill = NO_DRILL) -> FastAPI:
         redoc_url=None,
     )
     app.state.daemon = daemon = Daemon(settings, drill)
-    for part in (chat, completions, models, tokens, health, metrics, admin):
+    for part in (chat, completions, models, tokens, health, metrics, insights, admin, records, dashboard):
         app.include_router(part.router)
     install_error_handlers(app)
     install_openapi(app, *_BODIES)

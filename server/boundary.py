@@ -18,8 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ApiError
 from server.isolation import KEY_NUMBER
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
-"""Probes and documentation need no key."""
+OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
+"""Probes, documentation and the page of the dashboard, which holds no data, need no key."""
+
+DASHBOARD_PREFIX = "/dashboard/"
+"""What that page is made of."""
+
+OPERATOR_PATHS = frozenset({"/metrics", "/insights", "/insights/stream"})
+"""What both a client's key and the operator's open."""
 
 ADMIN_PREFIX = "/admin/"
 """What an operator may do; the keys of clients do not open it."""
@@ -72,6 +78,7 @@ class RequestBoundary:
             self._check_key(scope, headers)
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
+            scope["state"]["error_code"] = error.code
             await error.response()(scope, receive, send_with_id)
         except ClientDisconnect:
             status = CLIENT_LEFT
@@ -93,11 +100,13 @@ class RequestBoundary:
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         path = scope["path"]
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or path.startswith(DASHBOARD_PREFIX):
             return
         if not path.startswith(ADMIN_PREFIX):
             if self._keys:
                 number = _key_number(headers, self._keys)
+                if number is None and path in OPERATOR_PATHS and _key_number(headers, self._admin_keys) is not None:
+                    return
                 if number is None:
                     raise _key_needed("API")
                 scope["state"][KEY_NUMBER] = number

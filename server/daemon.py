@@ -1,21 +1,27 @@
-"""The daemon's life: starting, serving, draining; and the engine while there is one."""
+"""The daemon's life: starting, serving, draining; the engine while there is one, and what watches it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from starlette.types import Scope
 
 from engine.engine import Delta, Engine, EngineOptions, EngineStatus, Generation
-from ops.health import Health, Phase, judge_health
-from ops.metrics import Metrics
+from engine.errors import EngineUnavailableError
+from ops.console import Console
+from ops.event_log import EventLog
+from ops.health import Health, Phase
+from ops.journal import Sink
+from ops.metrics import Compat, Metrics
+from ops.operations import Operations, Served
 from ops.outcome import outcome_of
-from ops.requests import RecentRequests
 from server.drill import NO_DRILL, FireDrill
 from server.errors import ApiError
 from server.isolation import Isolation
@@ -26,8 +32,18 @@ from server.version import package_version
 DRAIN_LIMIT_SECONDS = 25.0
 """How long running requests may take to finish after SIGTERM; Kubernetes kills after 30."""
 
+GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Whose requests are events."""
+
 METERED_PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 """Whose requests the metrics count."""
+
+ERROR_CODE = "error_code"
+"""In a request's state: the code of the error that it was answered with."""
+
+_TICK_SECONDS = 1.0
+
+logger = logging.getLogger("dalsegno.server")
 
 
 class Daemon:
@@ -40,8 +56,17 @@ class Daemon:
         self.created_unix = int(time.time())
         self.phase = Phase.STARTING
         self.sampling_defaults = SamplingDefaults()
-        self.metrics = Metrics(package_version(), METERED_PATHS)
-        self.requests = RecentRequests()
+        self.event_log = None if settings.ops.event_log == "none" else EventLog(settings.ops.event_log)
+        self.metrics = Metrics(package_version(), METERED_PATHS, compat=Compat(settings.ops.metrics_compat))
+        sinks: list[Sink] = [Console()]
+        if self.event_log is not None:
+            sinks.append(self.event_log)
+            self.metrics.watch_event_log(partial(getattr, self.event_log, "lost_total"))
+        self.operations = Operations(self.metrics, sinks, interval_seconds=settings.ops.throughput_interval_s)
+        self.is_over = False
+        """Whether `stop` was called: whoever streams what the daemon says about itself is to end."""
+        self._began_at = time.monotonic()
+        self._watching: asyncio.Task[None] | None = None
         self.isolation = Isolation(is_by_key=settings.cache.cache_isolation == "key")
         self._engine: Engine | None = None
 
@@ -53,12 +78,15 @@ class Daemon:
 
     async def attach(self, engine: Engine) -> None:
         """Start a loaded engine in this event loop and serve with it."""
+        self.operations.started(self._served(engine), engine.snapshot())
+        engine.observe(self.operations.engine_event)
         await engine.start()
         if self.drill.faults:
             await engine.set_faults(self.drill.faults)
         self.sampling_defaults = SamplingDefaults.from_folder(engine.model_folder, self.settings)
         self.metrics.watch_engine(engine.snapshot, self.model_id, engine.config.architecture, engine.backend_name)
         self._engine = engine
+        self._watching = asyncio.create_task(self._watch(engine), name="dalsegno-watch")
         if self.phase is Phase.STARTING:
             self.phase = Phase.SERVING
 
@@ -77,43 +105,80 @@ class Daemon:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def watch(self, scope: Scope, answers: Sequence[Generation]) -> list[Callable[[Delta], None]]:
-        """What is to see the deltas of each answer to a request: it counts them and keeps what they cost."""
-        record = self.requests.begin(scope["state"]["request_id"], scope["path"], [each.request_id for each in answers])
-        scope["state"]["record"] = record
-        return [_both(self.metrics.new_generation(), answer) for answer in record.answers]
+        """Note that these answers to a request are in the queue; returns what is to see the deltas of each."""
+        names = [each.request_id for each in answers]
+        state = scope["state"]
+        state["record"] = self.operations.request_began(state["request_id"], scope["path"], names)
+        return [self.metrics.new_generation() for _ in answers]
 
     def request_ended(self, scope: Scope, status: int, seconds: float) -> None:
         """To be told of each request over HTTP."""
         state = scope["state"]
-        outcome = outcome_of(status, bool(state.get("has_failed")))
-        self.metrics.request_ended(scope["path"], outcome, seconds)
+        path, outcome = scope["path"], outcome_of(status, bool(state.get("has_failed")))
+        self.metrics.request_ended(path, outcome, seconds)
         if "record" in state:
-            state["record"].end(outcome)
+            state["record"].outcome = outcome
+        elif path in GENERATING_PATHS:
+            self.operations.request_rejected(state["request_id"], path, status, state.get(ERROR_CODE))
 
     def health(self) -> Health:
         engine = self._engine
-        if engine is None or engine.status is EngineStatus.STOPPED:
-            return judge_health(self.phase, None)
-        return judge_health(self.phase, engine.heartbeat_age_seconds())
+        is_running = engine is not None and engine.status is not EngineStatus.STOPPED
+        return self.operations.health(self.phase, engine.heartbeat_age_seconds() if engine and is_running else None)
+
+    def begin_drain(self) -> None:
+        """Take no more requests from now on; the running ones finish."""
+        self.phase = Phase.DRAINING
 
     async def drain(self, limit_seconds: float = DRAIN_LIMIT_SECONDS) -> bool:
         """Take no more requests; wait for the running ones. False when the limit came first."""
-        self.phase = Phase.DRAINING
+        self.begin_drain()
         return True if self._engine is None else await self._engine.drain(limit_seconds)
 
-    async def stop(self) -> None:
+    async def stop(self, reason: str = "signal") -> None:
         """End what still runs, with an error to each. Safe to call twice."""
+        if self.is_over:
+            return
+        self.is_over = True
         self.phase = Phase.DRAINING
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        left = 0
         if self._engine is not None:
+            now = self._engine.snapshot()
+            left = now.running + now.waiting
             await self._engine.stop()
+        self.operations.changes.happened()
+        self.operations.stopped(reason, is_drained=left == 0)
+        if self.event_log is not None:
+            await asyncio.to_thread(self.event_log.close)
 
+    async def _watch(self, engine: Engine) -> None:
+        """Judge how things stand each second; when reuse has collapsed, compare the books first of all."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            try:
+                self.operations.tick(engine.snapshot(), self.health())
+                if self.operations.wants_audit:
+                    await engine.audit_cache()
+            except EngineUnavailableError:
+                return
+            except Exception:
+                logger.exception("what watches the engine failed; it goes on in %g s", _TICK_SECONDS)
 
-def _both(first: Callable[[Delta], None], second: Callable[[Delta], None]) -> Callable[[Delta], None]:
-    def watch(delta: Delta) -> None:
-        first(delta)
-        second(delta)
-
-    return watch
+    def _served(self, engine: Engine) -> Served:
+        return Served(
+            version=package_version(),
+            model=self.model_id,
+            architecture=engine.config.architecture,
+            backend=engine.backend_name,
+            max_context_tokens=engine.max_context_tokens,
+            page_size_tokens=engine.page_size,
+            max_concurrency=engine.options.max_concurrency,
+            host_unit_bytes=engine.memory.host_unit_bytes,
+            startup_seconds=time.monotonic() - self._began_at,
+        )
 
 
 def load_engine(settings: Settings) -> Engine:

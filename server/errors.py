@@ -82,17 +82,17 @@ def from_validation(error: ValidationError | RequestValidationError, body: Any =
 def install_error_handlers(app: FastAPI) -> None:
     """Give every exception that can leave a route OpenAI's shape."""
 
-    async def on_api_error(_request: Request, error: Exception) -> JsonResponse:
+    async def on_api_error(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, ApiError)
-        return error.response()
+        return _answer(request, error)
 
-    async def on_engine_error(_request: Request, error: Exception) -> JsonResponse:
+    async def on_engine_error(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, EngineError)
-        return from_engine(error).response()
+        return _answer(request, from_engine(error))
 
-    async def on_validation_error(_request: Request, error: Exception) -> JsonResponse:
+    async def on_validation_error(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, RequestValidationError)
-        return from_validation(error).response()
+        return _answer(request, from_validation(error))
 
     async def on_http_error(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, HTTPException)
@@ -102,12 +102,18 @@ def install_error_handlers(app: FastAPI) -> None:
             405: f"{request.method} is not allowed here; expected {allowed}",
         }
         message = messages.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, message, headers=error.headers).response()
+        return _answer(request, ApiError(error.status_code, message, headers=error.headers))
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(EngineError, on_engine_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
+
+
+def _answer(request: Request, error: ApiError) -> JsonResponse:
+    """Leaves the code where the boundary looks for it."""
+    request.state.error_code = error.code
+    return error.response()
 
 
 def _real_location(location: tuple[int | str, ...], body: Any) -> list[int | str]:

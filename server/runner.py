@@ -54,13 +54,17 @@ def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = N
 
 async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket) -> None:
     asked_to_stop, hurried = _catch_signals()
+    if daemon.event_log is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.event_log.reopen)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    reason = "error"
     try:
         if await _start(daemon, asked_to_stop, url_of(listener)):
             await _until(serving, asked_to_stop)
             await _drain(daemon, hurried)
+        reason = "signal"
     finally:
-        await daemon.stop()
+        await daemon.stop(reason)
         server.should_exit = True
         await serving
 

@@ -22,9 +22,9 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 
 
-def event(content: Any) -> bytes:
-    """One event with JSON data."""
-    return b"data: " + to_json(content) + b"\n\n"
+def event(content: Any, name: str = "") -> bytes:
+    """One event with JSON data, and a name where its reader tells several apart."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + to_json(content) + b"\n\n"
 
 
 class EventStream(Response):

@@ -56,7 +56,7 @@ def collapse(
 
 def _hold(fault: DrillFault, console: Console) -> list[str]:
     """What did not happen."""
-    from bench.drill.collapse import FLAGS, SETTINGS
+    from bench.drill.collapse import ENVIRONMENT, FLAGS, SETTINGS
     from bench.drill.timeline import Mark, Timeline
     from bench.private_daemon import private_daemon
 
@@ -65,14 +65,14 @@ def _hold(fault: DrillFault, console: Console) -> list[str]:
         timeline = Timeline(printer.moment)
         timeline.add(Mark.NOTE, "a private daemon with the bundled model and small pools is started")
         printer.show("it loads its model")
-        with private_daemon(to_toml(resolved.settings, resolved.origins), *FLAGS) as daemon:
+        with private_daemon(to_toml(resolved.settings, resolved.origins), *FLAGS, environment=ENVIRONMENT) as daemon:
             timeline.add(Mark.NOTE, f"it serves at {daemon.url}, process {daemon.pid}")
             asyncio.run(_run(daemon.url, fault, timeline, printer.show))
         timeline.add(Mark.NOTE, "the private daemon has ended")
     if timeline.failures:
         console.print(f"failed, {len(timeline.failures)} of what was expected did not happen:", style="bold red")
         for line in timeline.failures:
-            console.print(f"- {line}", markup=False)
+            print(f"- {line}", flush=True)
     return timeline.failures
 
 
@@ -102,26 +102,37 @@ class _Printer:
         self._told_at = time.monotonic()
 
     def moment(self, moment: Moment) -> None:
+        """In a log one line for each thing that is said, however long; on a terminal beside its time."""
         from rich.table import Table
         from rich.text import Text
 
-        row = Table.grid(padding=(0, 2, 0, 0))
-        for columns, justify in ((9, "right"), (14, "right"), (6, "left")):
-            row.add_column(width=columns, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        row.add_column(overflow="fold")
         style = _STYLES[moment.mark]
-        at = (f"{moment.seconds:.1f} s", f"{moment.requests:,} requests")
-        row.add_row(*(Text(cell, "dim") for cell in at), Text(moment.mark, style), Text(moment.what, style))
-        for line in moment.details:
-            row.add_row("", "", "", Text(line))
-        self._console.print(row)
+        at = f"{moment.seconds:>7.1f} s {moment.requests:>5,} requests"
         self._told_at = time.monotonic()
+        if self._set_last_line is None:
+            print(
+                f"{at}  {moment.mark:<7} {moment.what}",
+                *(f"    {line}" for line in moment.details),
+                sep="\n",
+                flush=True,
+            )
+            return
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_column(no_wrap=True)
+        row.add_column(no_wrap=True, width=len("failed"))
+        row.add_column(overflow="fold")
+        row.add_row(Text(at, "dim"), Text(moment.mark, style), Text(moment.what, style))
+        for line in moment.details:
+            row.add_row("", "", Text(line))
+        self._console.print(row)
 
     def show(self, what: str) -> None:
+        from rich.markup import escape
+
         if self._set_last_line is not None:
-            self._set_last_line(what)
+            self._set_last_line(escape(what))
         elif time.monotonic() - self._told_at >= _TELL_SECONDS:
-            self._console.print(what, markup=False)
+            print(what, flush=True)
             self._told_at = time.monotonic()
 
 
@@ -130,5 +141,5 @@ def _printing(console: Console) -> Iterator[_Printer]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield _Printer(console, None)
         return
-    with console.status("") as status:
+    with console.status("", spinner="line") as status:
         yield _Printer(console, status.update)

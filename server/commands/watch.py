@@ -132,7 +132,7 @@ async def _refresh(source: DaemonSource, console: Console, live: Live | None, in
     while True:
         began, trouble = clock(), ""
         try:
-            watch.saw(await source.read())
+            watch.saw(await source.read(watch.newest_unix_ms))
         except UnreachableError as error:
             trouble = str(error)
         screen = Screen(watch, source.url, trouble, fits_window=live is not None)

@@ -9,30 +9,28 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 
-from cache import CacheStats, Fault, PoolCounts, Tier
-from ops.requests import AnswerRecord, RequestRecord
+from cache import CacheStats, Fault, PoolCounts, Resident, Tier
 from server.body import parse, read_json_object
 from server.daemon import Daemon
 from server.errors import ApiError
 from server.openapi import documented
 from server.responses import JsonResponse
 from server.schema.admin import (
-    AnswerRecordBody,
-    AnswerResult,
-    AnswerTimings,
     AuditAnswer,
     CacheAnswer,
+    Conversation,
+    DrainAnswer,
     FaultsAnswer,
     FaultsRequest,
     PoolUnits,
-    RequestRecordBody,
     ResetAnswer,
     ResetConflict,
     ResetRequest,
+    TreeSizes,
 )
 from server.schema.errors import ErrorBody
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "a valid admin key is needed"},
     403: {"model": ErrorBody, "description": "not from here, or not without the flag that the error names"},
     503: {"model": ErrorBody, "description": "starting or draining"},
@@ -40,6 +38,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 _SHOWN_CHARACTERS = 40
+_NAMED_CONVERSATIONS = 20
 
 Name = TypeVar("Name", bound=StrEnum)
 
@@ -50,14 +49,14 @@ def _reset_documented() -> dict[str, Any]:
     return arguments | {"responses": arguments["responses"] | {409: conflict}}
 
 
-router = APIRouter(prefix="/admin", tags=["operation"], responses=_ERRORS)
+router = APIRouter(prefix="/admin", tags=["operation"], responses=ERRORS)
 
 
 @router.get("/cache", response_model=CacheAnswer)
 async def show_cache(request: Request) -> JsonResponse:
     """Units of each pool by state, and what the cache has done since the start."""
     daemon: Daemon = request.app.state.daemon
-    now = daemon.engine.snapshot()
+    now, census = daemon.engine.snapshot(), daemon.engine.census(_NAMED_CONVERSATIONS)
     done = now.cache
     return JsonResponse(
         CacheAnswer(
@@ -68,6 +67,7 @@ async def show_cache(request: Request) -> JsonResponse:
             reused_tokens={tier.value: done.reused_from[tier] for tier in Tier},
             computed_tokens=done.computed_tokens,
             achievable_tokens=done.achievable_tokens,
+            expected_tokens=done.expected_tokens,
             lost_tokens=dict(done.lost_tokens),
             published={kind.value: count for kind, count in done.published.items()},
             evictions=_evictions(done),
@@ -81,6 +81,14 @@ async def show_cache(request: Request) -> JsonResponse:
             violations=done.violations,
             orphans_reclaimed=dict(done.orphans_reclaimed),
             faults=_names(daemon.engine.faults),
+            oldest_entry_seconds=dict(now.oldest_entry_seconds),
+            tree=TreeSizes(
+                nodes=census.nodes,
+                ghosts=census.ghosts,
+                checkpoints=census.checkpoints,
+                depth_tokens=census.depth_tokens,
+            ),
+            conversations=[_conversation(each) for each in census.largest],
         )
     )
 
@@ -110,15 +118,13 @@ async def audit_cache(request: Request) -> JsonResponse:
     )
 
 
-@router.get("/requests/{name}", response_model=RequestRecordBody, responses={404: {"model": ErrorBody}})
-async def show_request(request: Request, name: str) -> JsonResponse:
-    """One of the last requests, by its `x-request-id` or the id of its answer: reuse, losses and timings."""
+@router.post("/drain", response_model=DrainAnswer)
+async def drain(request: Request) -> JsonResponse:
+    """Take no more requests and let the running ones finish; the process goes on until it is told to end."""
     daemon: Daemon = request.app.state.daemon
-    record = daemon.requests.find(name)
-    if record is None:
-        kept = daemon.requests.capacity
-        raise ApiError(404, f"no such request; the last {kept:,} that reached the engine are kept", param="name")
-    return JsonResponse(_record(record))
+    now = daemon.engine.snapshot()
+    daemon.begin_drain()
+    return JsonResponse(DrainAnswer(requests_running=now.running, requests_waiting=now.waiting))
 
 
 @router.get("/faults", response_model=FaultsAnswer)
@@ -157,6 +163,18 @@ def _units(counts: PoolCounts) -> PoolUnits:
     return PoolUnits(**asdict(counts))
 
 
+def _conversation(resident: Resident) -> Conversation:
+    return Conversation(
+        id=resident.name,
+        kind=resident.kind.value,
+        tokens=resident.tokens,
+        turns=resident.turns,
+        uses=resident.uses,
+        idle_seconds=resident.idle_seconds,
+        tiers=[tier.value for tier in resident.tiers],
+    )
+
+
 def _evictions(stats: CacheStats) -> dict[str, dict[str, int]]:
     """By pool and kind."""
     counts: dict[str, dict[str, int]] = {}
@@ -167,41 +185,3 @@ def _evictions(stats: CacheStats) -> dict[str, dict[str, int]]:
 
 def _names(faults: frozenset[Fault]) -> list[Any]:
     return sorted(fault.value for fault in faults)
-
-
-def _record(record: RequestRecord) -> RequestRecordBody:
-    return RequestRecordBody(
-        request_id=record.request_id,
-        endpoint=record.endpoint,
-        started_unix_ms=record.started_unix_ms,
-        outcome=None if record.outcome is None else record.outcome.value,
-        answers=[_answer(answer) for answer in record.answers],
-    )
-
-
-def _answer(answer: AnswerRecord) -> AnswerRecordBody:
-    timings = None
-    if answer.timings is not None:
-        seconds = asdict(answer.timings)
-        timings = AnswerTimings(**{name.removesuffix("_seconds"): value for name, value in seconds.items()})
-    return AnswerRecordBody(
-        id=answer.answer_id,
-        finish_reason=None if answer.finish is None else answer.finish.value,
-        result=_result(answer),
-        timings_seconds=timings,
-    )
-
-
-def _result(answer: AnswerRecord) -> AnswerResult | None:
-    usage, reuse = answer.usage, answer.reuse
-    if usage is None or reuse is None:
-        return None
-    fields = {name: value for name, value in asdict(reuse).items() if name != "path"}
-    return AnswerResult.model_validate(
-        {
-            "completion_tokens": usage.completion_tokens,
-            "computed_prefill_tokens": usage.prompt_tokens - usage.cached_tokens,
-            "reuse": reuse.path,
-            **fields,
-        }
-    )

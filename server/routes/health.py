@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from server.daemon import Daemon
 from server.responses import JsonResponse
@@ -19,10 +19,10 @@ _UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": Probe, "description"
 @router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=HealthBody, responses=_UNHEALTHY)
 async def health(request: Request) -> JsonResponse:
-    """Whether the engine loop turned within the last seconds."""
+    """Whether the engine loop turned within the last seconds, and whether anything is amiss with what it does."""
     daemon: Daemon = request.app.state.daemon
     found = daemon.health()
-    body = HealthBody(status=found.status.value, reasons=list(found.reasons))
+    body = HealthBody(status=found.status.value, reasons=list(found.reasons), reuse=found.reuse.value)
     return JsonResponse(body, status_code=200 if found.is_ready else 503)
 
 
@@ -35,8 +35,14 @@ async def livez() -> JsonResponse:
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", response_model=Probe, responses=_UNREADY)
-async def readyz(request: Request) -> JsonResponse:
+async def readyz(
+    request: Request,
+    strict: Annotated[
+        Literal["reuse"] | None, Query(description="reuse: answer 503 as well while reuse is degraded or collapsed")
+    ] = None,
+) -> JsonResponse:
     """Whether to send requests here."""
     daemon: Daemon = request.app.state.daemon
     found = daemon.health()
-    return JsonResponse(Probe(status=found.status.value), status_code=200 if found.is_ready else 503)
+    is_ready = found.is_ready and (strict is None or found.reuses)
+    return JsonResponse(Probe(status=found.status.value), status_code=200 if is_ready else 503)

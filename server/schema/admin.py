@@ -8,7 +8,6 @@ from pydantic import Field
 
 from server.schema.base import AnswerModel, RequestModel
 from server.schema.errors import ErrorDetail
-from server.schema.usage import LossReason, ReusePath, ReuseSource
 
 TierName = Literal["device", "host", "disk"]
 FaultName = Literal["leak_host_state", "refuse_publish", "drop_state", "restore_fail", "step_fail", "slow_step"]
@@ -29,6 +28,30 @@ class PoolUnits(AnswerModel):
     in_flight: int
 
 
+class TreeSizes(AnswerModel):
+    """`nodes`: pages that are known, kept or not; `ghosts`: those of which only the tokens are left; `depth_tokens`: of
+    the deepest frontier that can be resumed."""
+
+    nodes: int
+    ghosts: int
+    checkpoints: int
+    depth_tokens: int
+
+
+class Conversation(AnswerModel):
+    """A conversation or a shared prefix, by the checkpoint from which it would go on; the id means nothing outside."""
+
+    id: str
+    kind: Literal[
+        "private_turn_closure", "private_endpoint", "private_long_anchor", "shared_stable_prefix", "shared_branch"
+    ]
+    tokens: int
+    turns: int
+    uses: int
+    idle_seconds: float
+    tiers: list[TierName]
+
+
 class CacheAnswer(AnswerModel):
     """The cache at this moment. From `selections` to `orphans_reclaimed` everything counts from the start, what was
     admitted and then left by its client included; `evictions` by pool and kind of checkpoint."""
@@ -40,6 +63,9 @@ class CacheAnswer(AnswerModel):
     reused_tokens: dict[TierName, int]
     computed_tokens: int
     achievable_tokens: int
+    expected_tokens: Annotated[
+        int, Field(description="what a plain cache of the same size would have reused; less than that is a fault")
+    ]
     lost_tokens: dict[str, int]
     published: dict[str, int]
     evictions: dict[str, dict[str, int]]
@@ -53,6 +79,11 @@ class CacheAnswer(AnswerModel):
     violations: int
     orphans_reclaimed: dict[str, int]
     faults: list[FaultName]
+    oldest_entry_seconds: Annotated[
+        dict[str, float], Field(description="since the entry was used that was used longest ago, by pool")
+    ]
+    tree: TreeSizes
+    conversations: Annotated[list[Conversation], Field(description="those with the most tokens")]
 
 
 class ResetRequest(RequestModel):
@@ -103,47 +134,8 @@ class FaultsAnswer(AnswerModel):
     faults: list[FaultName]
 
 
-class AnswerTimings(AnswerModel):
-    """Seconds; a phase that was not reached is null."""
+class DrainAnswer(AnswerModel):
+    """What was still to be finished when the draining began."""
 
-    queue: float | None
-    restore: float | None
-    prefill: float | None
-    ttft: float | None
-    decode: float | None
-    total: float | None
-
-
-class AnswerResult(AnswerModel):
-    """What one answer cost; `reuse` is the path."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    computed_prefill_tokens: int
-    achievable_tokens: int
-    reuse: ReusePath
-    source: ReuseSource
-    lost: dict[LossReason, int]
-    diverged_at: Annotated[
-        int | None, Field(description="tokens that the prompt shares with one that was seen before and goes on")
-    ]
-
-
-class AnswerRecordBody(AnswerModel):
-    """One answer; result and timings are null until it has ended by itself."""
-
-    id: str
-    finish_reason: Literal["stop", "length", "cancelled", "error"] | None
-    result: AnswerResult | None
-    timings_seconds: AnswerTimings | None
-
-
-class RequestRecordBody(AnswerModel):
-    """One request and its answers; `outcome` is null while it runs."""
-
-    request_id: str
-    endpoint: str
-    started_unix_ms: int
-    outcome: Literal["ok", "bad_request", "overloaded", "cancelled", "error"] | None
-    answers: list[AnswerRecordBody]
+    requests_running: int
+    requests_waiting: int

@@ -12,10 +12,11 @@ class Probe(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    status: Literal["ok", "starting", "draining", "unavailable"]
+    status: Literal["ok", "degraded", "starting", "draining", "unavailable"]
 
 
 class HealthBody(Probe):
-    """`reasons` says why the status is not ok."""
+    """`reasons` says why the status is not ok; `reuse` how reuse of prompts fares."""
 
     reasons: list[str]
+    reuse: Literal["healthy", "degraded", "collapsed", "recovering"]

@@ -114,6 +114,7 @@ class ResultBody(Body):
     completion_tokens: int = 0
     achievable_tokens: int = 0
     reuse: Text = ""
+    lost: dict[Text, int] = Field(default_factory=dict)
 
 
 class TimingsBody(Body):

@@ -232,8 +232,10 @@ class _Page:
         for name in ("cached/prompt", "TTFT", "tok/s"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("outcome", no_wrap=True)
+        if self._width >= _WIDE_COLUMNS:
+            table.add_column("most of what was lost", no_wrap=True, overflow="ellipsis", max_width=30)
         for row in rows[:most]:
-            table.add_row(*_cells(row))
+            table.add_row(*_cells(row)[: len(table.columns)])
         if not rows:
             table.add_row(Text("none yet", "dim"))
         yield table
@@ -266,6 +268,7 @@ def _cells(row: RequestRow) -> tuple[Text, ...]:
         Text("" if row.ttft_seconds is None else _seconds(row.ttft_seconds)),
         Text("" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"),
         Text(row.outcome, _OUTCOME_STYLES.get(row.outcome, "")),
+        Text(row.lost),
     )
 
 

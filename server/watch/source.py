@@ -97,10 +97,10 @@ class DaemonSource:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def read(self) -> Reading:
-        """Everything there is to know now. Raises UnreachableError."""
+    async def read(self, since_unix_ms: int = 0) -> Reading:
+        """Everything there is to know now, and of the history what came after. Raises UnreachableError."""
         now_ms = round(time.time() * 1000)
-        since = now_ms - round(WINDOW_SECONDS * 1000)
+        since = max(since_unix_ms, now_ms - round(WINDOW_SECONDS * 1000))
         health = await self._read_health()
         reading = Reading(self.url, now_ms, health[0], raw={"health": health[1]})
         await asyncio.gather(

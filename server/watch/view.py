@@ -65,6 +65,8 @@ class RequestRow:
 
     request_id: str
     path: str
+    lost: str
+    """The most of what had to be computed, and why."""
     cached_tokens: int | None
     prompt_tokens: int | None
     ttft_seconds: float | None
@@ -77,17 +79,29 @@ class Watch:
     """What has been read of one daemon. Mutable: show it each reading."""
 
     reading: Reading | None = None
+    _points: deque[Point] = field(default_factory=deque)
     _totals: deque[tuple[int, dict[str, int]]] = field(default_factory=deque)
 
+    @property
+    def newest_unix_ms(self) -> int:
+        """Of the daemon's own history; what came before need not be read again. 0 before the first point."""
+        return self._points[-1].at_unix_ms if self._points else 0
+
     def saw(self, reading: Reading) -> None:
+        """Points of its history that are known already must not be in it again."""
         self.reading = reading
+        oldest_unix_ms = reading.read_unix_ms - WINDOW_SECONDS * 1000
+        if reading.history is not None:
+            self._points.extend(map(_point, reading.history.points))
+        while self._points and self._points[0].at_unix_ms < oldest_unix_ms:
+            self._points.popleft()
         if reading.metrics is None:
             return
         totals = _totals_of(reading.metrics)
         if self._totals and any(totals.get(name, 0) < value for name, value in self._totals[-1][1].items()):
             self._totals.clear()  # another life of the daemon
         self._totals.append((reading.read_unix_ms, totals))
-        while reading.read_unix_ms - self._totals[0][0] > WINDOW_SECONDS * 1000:
+        while self._totals[0][0] < oldest_unix_ms:
             self._totals.popleft()
 
     def reuse(self) -> Reuse | None:
@@ -95,8 +109,7 @@ class Watch:
         if self.reading is None:
             return None
         if self.reading.history is not None:
-            points = tuple(map(_point, self.reading.history.points))
-            return Reuse(f"last {WINDOW_SECONDS / 60:.0f} min", points)
+            return Reuse(f"last {WINDOW_SECONDS / 60:.0f} min", tuple(self._points))
         if not self._totals:
             return None
         if len(self._totals) == 1:
@@ -225,12 +238,18 @@ def _row(request: RequestBody) -> RequestRow:
     return RequestRow(
         request_id=request.request_id,
         path=result.reuse if result else "",
+        lost=_most(result.lost) if result else "",
         cached_tokens=result.cached_tokens if result else None,
         prompt_tokens=result.prompt_tokens if result else None,
         ttft_seconds=timings.ttft if timings else None,
         tokens_per_second=speed,
         outcome=outcome,
     )
+
+
+def _most(lost: Mapping[str, int]) -> str:
+    reason = max(lost, key=lambda name: lost[name], default="")
+    return f"{reason} {lost[reason]:,}" if reason else ""
 
 
 def _added(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

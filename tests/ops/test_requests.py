@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.request import Delta, FinishReason, Timings, Usage
-from ops.outcome import Outcome
+from engine.events import RequestEnded
+from engine.request import FinishReason, Timings, Usage
 from ops.requests import RecentRequests
 
 
@@ -32,17 +32,35 @@ def test_an_id_given_twice_finds_the_newest_and_outlives_the_older(recent):
     assert recent.find("same") is newest
 
 
-@pytest.mark.parametrize(
-    ("outcome", "finish"), [(Outcome.CANCELLED, FinishReason.CANCELLED), (Outcome.ERROR, FinishReason.ERROR)]
-)
-def test_an_answer_that_did_not_end_by_itself_ends_with_its_request(recent, outcome, finish):
+def ended(answer_id, reason=FinishReason.STOP):
+    return RequestEnded(answer_id, reason, Usage(7, 5, 3), Timings(ttft_seconds=0.5), None)
+
+
+def test_each_answer_ends_by_itself_and_once(recent):
     record = recent.begin("r", "/chat", ["a", "b"])
-    ended, cut = record.answers
-    usage, timings = Usage(7, 5, 3), Timings(ttft_seconds=0.5)
-    ended(Delta("x", (1,)))
-    assert ended.finish is None
-    ended(Delta("", (), FinishReason.LENGTH, usage, timings))
-    record.end(outcome)
-    assert (ended.finish, ended.usage, ended.timings) == (FinishReason.LENGTH, usage, timings)
-    assert (cut.finish, cut.usage) == (finish, None)
-    assert (record.outcome, record.started_unix_ms) == (outcome, 1500)
+    assert [each.finish for each in record.answers] == [None, None]
+    end = ended("a", FinishReason.CANCELLED)
+    assert recent.end(end) is record
+    assert recent.end(end) is None, "there is one end"
+    assert [each.ended for each in record.answers] == [end, None]
+    assert [each.finish for each in record.answers] == [FinishReason.CANCELLED, None]
+    assert (record.outcome, record.started_unix_ms) == (None, 1500)
+
+
+def test_an_answer_that_never_began_here_is_nobodys(recent):
+    assert recent.end(ended("a")) is None
+
+
+def test_a_request_that_runs_longer_than_it_is_kept_still_ends(recent):
+    record = recent.begin("long", "/chat", ["a"])
+    for index in range(3):
+        recent.begin(f"r{index}", "/chat", [f"b{index}"])
+    assert recent.find("long") is None
+    assert recent.end(ended("a")) is record
+
+
+def test_the_newest_come_first_and_no_more_than_asked_for(recent):
+    for index in range(4):
+        recent.begin(f"r{index}", "/chat", [f"a{index}"])
+    assert [each.request_id for each in recent.newest(2)] == ["r3", "r2"]
+    assert [each.request_id for each in recent.newest(9)] == ["r3", "r2", "r1"]

@@ -144,6 +144,7 @@ async def test_a_request_is_found_by_its_id_and_by_its_answers_and_tells_its_reu
         "cached_tokens": HELLO_TURN_TOKENS,
         "computed_prefill_tokens": HELLO_TOKENS - HELLO_TURN_TOKENS,
         "achievable_tokens": HELLO_TURN_TOKENS,
+        "expected_tokens": HELLO_TURN_TOKENS,
         "reuse": "private_turn_closure",
         "source": {"device": HELLO_TURN_TOKENS, "host": 0, "disk": 0},
         "lost": {},
@@ -176,14 +177,16 @@ async def test_a_request_that_runs_or_was_left_says_so(client):
             await asyncio.sleep(0)
         running = (await client.get("/admin/requests/left")).json()
         asking.cancel()
-        while (await client.get("/admin/requests/left")).json()["outcome"] is None:
-            await asyncio.sleep(0)
-    left = (await client.get("/admin/requests/left")).json()
+        left = running
+        while left["outcome"] is None or left["answers"][0]["finish_reason"] is None:
+            left = (await client.get("/admin/requests/left")).json()
     assert [(each["outcome"], each["answers"][0]["finish_reason"]) for each in (running, left)] == [
         (None, None),
         ("cancelled", "cancelled"),
     ]
-    assert left["answers"][0]["result"] is None
+    assert running["answers"][0]["result"] is None
+    assert left["answers"][0]["result"]["prompt_tokens"] == HELLO_TOKENS
+    assert "Its client left before the end." in left["answers"][0]["explanation"]
 
 
 async def test_faults_need_a_daemon_that_was_started_for_a_drill(client):
