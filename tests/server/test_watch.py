@@ -83,6 +83,7 @@ async def test_a_window_of_24_lines_has_everything_that_matters(columns):
         "stop",
     ):
         assert expected in page
+    assert ("no_checkpoint 5" in page) == (columns == 160)
     assert "host units" not in page  # it holds nothing
 
 
@@ -137,6 +138,23 @@ async def test_counters_that_are_read_again_tell_the_course():
     assert [point.achieved_tokens for point in watch.reuse().points] == [600]
     watch.saw(await read(closed | {"/metrics": told.metrics(10)}))  # another life of the daemon
     assert [point.achieved_tokens for point in watch.reuse().points] == [10]
+
+
+async def test_the_history_is_read_once_and_then_only_what_is_new():
+    asked = []
+    watch = Watch()
+    answers = told.open_daemon()
+    for _ in range(2):
+        source = DaemonSource("http://daemon", Keys(), told.transport(answers, asked.append))
+        reading = await source.read(watch.newest_unix_ms)
+        await source.close()
+        reading.read_unix_ms = told.NOW_MS
+        watch.saw(reading)
+        answers["/admin/history"] = {"points": [told.point(-1, 5, 5, 5)]}
+    assert watch.newest_unix_ms == told.NOW_MS + 5000
+    assert len(watch.reuse().points) == 101
+    later = [request.url.params["since"] for request in asked if request.url.path == "/admin/history"][1]
+    assert int(later) >= told.NOW_MS
 
 
 async def test_where_everything_is_closed_the_health_is_left():

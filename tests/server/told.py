@@ -94,7 +94,7 @@ def request(name: str, outcome: str | None = "ok", **changes: Any) -> dict[str, 
         "achievable_tokens": 3898,
         "reuse": "private_turn_closure",
         "source": {"device": 3898, "host": 0, "disk": 0},
-        "lost": {},
+        "lost": {"cold": 2, "no_checkpoint": 5},
         "diverged_at": None,
     }
     timings = {"queue": 0.001, "restore": 0.0, "prefill": 0.01, "ttft": 0.0123, "decode": 2.0, "total": 2.02}
