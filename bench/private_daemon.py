@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,12 @@ class PrivateDaemon:
 
 
 @contextmanager
-def private_daemon(config_toml: str, *flags: str) -> Iterator[PrivateDaemon]:
+def private_daemon(
+    config_toml: str, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[PrivateDaemon]:
     """Serve with a whole configuration, and with flags that no file can give; end the process at the end.
+
+    `environment` is added to that of this process.
 
     Raises PrivateDaemonError with the daemon's own words when it ends before it serves.
     """
@@ -42,12 +46,17 @@ def private_daemon(config_toml: str, *flags: str) -> Iterator[PrivateDaemon]:
         config.write_text(config_toml, encoding="utf-8")
         # The file has everything that was resolved; a variable would win over it.
         prefixes = tuple(f"DALSEGNO_{section}_" for section in _SECTIONS)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
         command = [sys.executable, "-m", "server", "serve", "--config", str(config), "--port", "0", *flags]
         with log.open("w") as stderr:
             # A session of its own: Ctrl-C ends the load first, and then we end the daemon.
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, start_new_session=True
+                command,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**inherited, **(environment or {})},
+                start_new_session=True,
             )
         try:
             assert process.stdout is not None

@@ -21,7 +21,9 @@ that reuse has collapsed."""
 _WARM_ROUNDS = 3
 _MOST_ROUNDS_TO_DETECT = 20
 _MOST_ROUNDS_TO_HEAL = 8
-_TELL_SECONDS = 5.0
+_CALM_ROUNDS = 2
+"""After it has healed, so that each conversation is there again."""
+_TELL_SECONDS = 15.0
 """How long insights and metrics may lag behind the state."""
 
 SETTINGS = {
@@ -39,6 +41,9 @@ SETTINGS = {
 """Pools that the conversations fill at once. Self-heal is off, or the daemon would mend a leak before it was seen."""
 
 FLAGS = ("--allow-faults",)
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""The bundled model needs no more, and the machine may have other work."""
 
 
 class DrillFault(StrEnum):
@@ -89,8 +94,8 @@ class CollapseDrill:
         if detection is not None and is_well and not self._timeline.failures:
             self._timeline.add(
                 Mark.WELL,
-                f"passed: found after {detection.missed} requests that could have been reused and were not "
-                f"({detection.seconds:.1f} s), and healed without a restart",
+                f"passed: found {detection.seconds:.1f} s after the first request that was computed again needlessly, "
+                f"after {detection.missed} of them, and healed without a restart",
             )
 
     # -- the four parts
@@ -116,6 +121,10 @@ class CollapseDrill:
         timeline = self._timeline
         await self._probes.set_faults(fault.value)
         timeline.add(Mark.FAULT, f"the fault {fault.value} is switched on: {_MEANINGS[fault]}")
+        if fault is DrillFault.REFUSE_PUBLISH:
+            # What was remembered before is kept: only new conversations lose everything.
+            self._traffic.begin_anew()
+            timeline.add(Mark.NOTE, "all conversations begin anew")
         before, missed, first_missed_at = timeline.requests, 0, timeline.seconds
         for _ in range(_MOST_ROUNDS_TO_DETECT * CONVERSATIONS):
             asked = await self._ask()
@@ -134,17 +143,17 @@ class CollapseDrill:
             timeline.add(
                 Mark.ALARM,
                 f"reuse is {self._reuse}: {found.requests} requests after the fault, "
-                f"{found.missed} that could have been reused and were not",
+                f"{found.missed} of them computed again needlessly",
             )
             if self._reuse == "collapsed":
                 timeline.expect(
-                    missed <= MOST_MISSED, f"that was late: at most {MOST_MISSED} such requests were expected"
+                    missed <= MOST_MISSED, f"that was late: {missed} such requests, at most {MOST_MISSED} were expected"
                 )
                 return found
         timeline.expect(
             False,
             f"the collapse was not detected: {timeline.requests - before} requests after the fault, {missed} of them "
-            f"computed again, reuse is {self._reuse}",
+            f"computed again needlessly, reuse is {self._reuse}",
         )
         return None
 
@@ -208,6 +217,8 @@ class CollapseDrill:
         async def is_clear() -> bool:
             return await probes.insight(COLLAPSED) is None and (await probes.health())["status"] == "ok"
 
+        for _ in range(_CALM_ROUNDS * CONVERSATIONS):
+            await self._ask()
         is_well = await until(is_clear, _TELL_SECONDS)
         health, (plain, strict) = await probes.health(), await probes.readiness()
         timeline.expect(is_well, f"the alarm did not clear: {_line(health)}")

@@ -12,7 +12,7 @@ from bench.soak.sessions import CHAT, Ask, Messages, words
 from engine.errors import EngineError
 
 CONVERSATIONS = 8
-_TURNS = 12
+_TURNS = (10, 18)
 _WORDS = (20, 30)
 _MAX_TOKENS = 8
 _WHOLE = Manner(is_streamed=False)
@@ -51,11 +51,17 @@ class Traffic:
         self.asked = 0
         self._client = client
         self._choice = random.Random(f"drill {seed}")
-        self._conversations: deque[Messages] = deque(self._begin() for _ in range(CONVERSATIONS))
+        self._conversations: deque[_Conversation] = deque()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Everybody talks about something else from now on."""
+        self._conversations = deque(self._begin() for _ in range(CONVERSATIONS))
 
     async def ask(self) -> Asked:
         """The next turn. Raises DrillError where it isn't answered."""
-        messages = self._conversations.popleft()
+        conversation = self._conversations.popleft()
+        messages = conversation.messages
         messages.append({"role": "user", "content": words(self._choice, *_WORDS)})
         body: dict[str, Any] = {"messages": list(messages), "max_tokens": _MAX_TOKENS, "temperature": 0}
         reply = await self._client.ask(Ask(CHAT, body), _WHOLE)
@@ -63,7 +69,8 @@ class Traffic:
             raise DrillError(f"a request was not answered: {reply.error or f'status {reply.status}'}")
         self.asked += 1
         messages.append({"role": "assistant", "content": reply.text})
-        self._conversations.append(messages if len(messages) < 2 * _TURNS else self._begin())
+        is_over = len(messages) > 2 * conversation.turns
+        self._conversations.append(self._begin() if is_over else conversation)
         return Asked(
             number=self.asked,
             prompt_tokens=reply.usage["prompt_tokens"],
@@ -72,5 +79,14 @@ class Traffic:
             path=reply.reuse["path"],
         )
 
-    def _begin(self) -> Messages:
-        return [{"role": "system", "content": words(self._choice, *_WORDS)}]
+    def _begin(self) -> _Conversation:
+        system = {"role": "system", "content": words(self._choice, *_WORDS)}
+        return _Conversation([system], self._choice.randint(*_TURNS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """`messages` grows until there are `turns` of them."""
+
+    messages: Messages
+    turns: int
