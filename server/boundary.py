@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.daemon import ERROR_CODE, GENERATING_PATHS
 from server.errors import ApiError
 from server.isolation import KEY_NUMBER
 
@@ -78,7 +79,7 @@ class RequestBoundary:
             self._check_key(scope, headers)
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
-            scope["state"]["error_code"] = error.code
+            scope["state"][ERROR_CODE] = error.code
             await error.response()(scope, receive, send_with_id)
         except ClientDisconnect:
             status = CLIENT_LEFT
@@ -153,8 +154,14 @@ def _request_id(headers: Headers) -> str:
 
 
 def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
-    """One line; the route's pattern and not the path, which a client may fill with anything."""
+    """One line; the route's pattern and not the path, which a client may fill with anything.
+
+    What is polled is only of interest when one looks for it, and what generates has events of its own.
+    """
     route = getattr(scope.get("route"), "path", "no route")
-    level = logging.DEBUG if route in OPEN_PATHS else logging.INFO
+    is_look = scope["method"] in ("GET", "HEAD") and (
+        route in OPEN_PATHS | OPERATOR_PATHS or route.startswith((ADMIN_PREFIX, DASHBOARD_PREFIX))
+    )
+    level = logging.DEBUG if is_look or route in GENERATING_PATHS else logging.INFO
     outcome = ", ended in an error," if scope["state"].get("has_failed") else ""
     logger.log(level, "%s %s %d%s in %.3f s (%s)", scope["method"], route, status, outcome, seconds, request_id)
