@@ -62,13 +62,17 @@ class Reply:
 class SoakClient:
     """Talks to one daemon. Close it with `close`."""
 
-    def __init__(self, url: str, name: str) -> None:
-        """`name` begins the ids of its requests."""
+    def __init__(self, url: str, name: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """`name` begins the ids of its requests; `transport` is another way to the daemon."""
         self._url = httpx.URL(url)
         self._name = name
         self._numbers = itertools.count()
         self._http = httpx.AsyncClient(
-            base_url=url, timeout=httpx.Timeout(120), limits=httpx.Limits(max_connections=None), trust_env=False
+            base_url=url,
+            timeout=httpx.Timeout(120),
+            limits=httpx.Limits(max_connections=None),
+            transport=transport,
+            trust_env=False,
         )
 
     async def close(self) -> None:

@@ -1,0 +1,67 @@
+"""`dalsegno drill collapse` as a process: the real collapse, noticed and mended, and a drill that is stopped midway."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+
+DRILL = [sys.executable, "-m", "server", "drill", "collapse"]
+
+TIMELINE = (
+    "a private daemon with the bundled model and small pools is started",
+    "it serves at http://127.0.0.1:",
+    "healthy: 8 conversations take turns",
+    "the fault leak_host_state is switched on",
+    "reuse is collapsed: ",
+    "health says so",
+    '"status": "degraded"',
+    "GET /readyz: 200; GET /readyz?strict=reuse: 503",
+    "the insight prefix.reuse_collapsed is open",
+    "What to do: ",
+    'dalsegno_reuse_state{state="collapsed"} 1.0',
+    "the fault is switched off",
+    "an audit finds ",
+    'POST /admin/cache/reset {"tiers": ["host"]} gives units back: ',
+    "reuse is recovering",
+    "reuse is healthy",
+    "the alarm is over",
+    '"status": "ok"',
+    "GET /readyz?strict=reuse: 200",
+    "passed: found ",
+    "the private daemon has ended",
+)
+
+
+def test_a_leak_is_noticed_told_and_mended():
+    result = subprocess.run(DRILL, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout
+    assert result.stderr == ""
+    place = 0
+    for expected in TIMELINE:
+        place = result.stdout.find(expected, place)
+        assert place >= 0, f"{expected!r} is not there, or not in its place:\n{result.stdout}"
+    requests = [int(number.replace(",", "")) for number in re.findall(r"s +([\d,]+) requests ", result.stdout)]
+    assert requests == sorted(requests)
+    assert_ended(result.stdout)
+
+
+def test_stopped_midway_it_leaves_no_daemon():
+    with subprocess.Popen(DRILL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said = ""
+        while "it serves at" not in said:
+            said += process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        said += process.stdout.read()
+        assert process.wait(60) == 130
+        assert process.stderr.read() == ""
+    assert "passed" not in said
+    assert_ended(said)
+
+
+def assert_ended(said):
+    (pid,) = re.findall(r", process (\d+)", said)
+    assert not psutil.pid_exists(int(pid))
