@@ -90,7 +90,7 @@ class Insights:
         """What is cold after it is no collapse: the past is forgotten."""
         for rule in self._rules:
             rule.saw_restart(restart, now)
-        self._reuse.saw_restart()
+        self._reuse = Reuse()
 
     def saw_rejection(self, code: str, now: float) -> None:
         for rule in self._rules:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache import ROOT_PATH, CheckpointKind, ReuseReport
+from cache import ROOT_PATH, CheckpointKind, LossReason, ReuseReport
+from engine.snapshot import EngineSnapshot
 
 _SHARED_PATHS = frozenset(kind.value for kind in CheckpointKind if kind.is_shared)
 _SHARED_HIT_WEIGHT = 0.1
@@ -12,6 +13,9 @@ _SHARED_HIT_WEIGHT = 0.1
 _USUAL_SHARE = 0.5
 """A request with half of the usual tokens or more weighs as much as any other."""
 _LEARNING_RATE = 0.1
+_ROOM_SHARE = 1 / 8
+_GAVE_WAY = frozenset({LossReason.EVICTED_STATE.value, LossReason.EVICTED_KV.value})
+"""What a cache that is full does all the time; any other reason for losing what was to be expected is a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class Chance:
     lost_tokens: int
     reason: str
     """Of most of what was lost; empty where nothing was."""
+    is_sure: bool
+    """Whether no rule about what gives way can be the cause: it is lost for another reason, or while there is room."""
     is_root: bool
 
     @property
@@ -34,13 +40,37 @@ class Chance:
         return self.loss > 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Whether pools have room at a moment: then nothing needs to give way."""
+
+    for_states: bool = False
+    for_kv: bool = False
+    is_host_full: bool = False
+    """Room for one state image at most."""
+
+    @staticmethod
+    def of(snapshot: EngineSnapshot) -> Room:
+        slots, pages, host = snapshot.state_slots, snapshot.kv_pages, snapshot.host_state_slots
+        has_pages = pages.free > pages.capacity * _ROOM_SHARE
+        return Room(
+            for_states=has_pages and slots.free > max(1, slots.capacity * _ROOM_SHARE),
+            for_kv=has_pages,
+            is_host_full=host.capacity > 0 and host.free <= 1,
+        )
+
+    def holds(self, reason: str) -> bool:
+        """Whether there is room for what was lost for this reason."""
+        return self.for_states if reason == LossReason.EVICTED_STATE else self.for_kv
+
+
 class ChanceScale:
     """Knows how many tokens are usual. Mutable."""
 
     def __init__(self) -> None:
         self._usual_tokens: float | None = None
 
-    def weigh(self, report: ReuseReport) -> Chance | None:
+    def weigh(self, report: ReuseReport, room: Room) -> Chance | None:
         """None for a request that had nothing to lose, and reused nothing."""
         expected, cached = report.expected_tokens, report.cached_tokens
         at_stake = max(expected, cached)
@@ -56,8 +86,9 @@ class ChanceScale:
         if is_shared and expected <= cached:
             weight *= _SHARED_HIT_WEIGHT
         lost = max(expected - cached, 0)
-        reason = max(report.lost, key=lambda each: report.lost[each], default="") if lost else ""
-        return Chance(loss, weight, expected, lost, reason, report.path == ROOT_PATH)
+        reason = next(iter(report.lost), "") if lost else ""
+        is_sure = bool(lost) and (reason not in _GAVE_WAY or room.holds(reason))
+        return Chance(loss, weight, expected, lost, reason, is_sure, report.path == ROOT_PATH)
 
     def _weight(self, tokens: int) -> float:
         usual = self._usual_tokens

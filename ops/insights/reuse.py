@@ -5,19 +5,31 @@ from __future__ import annotations
 from cache import AuditReport
 from engine.events import ReuseDecided
 from engine.snapshot import EngineSnapshot
+from ops.insights.chances import Room
 from ops.insights.reuse_scopes import ReuseScopes
+from ops.insights.reuse_watch import Books
 from ops.insights.rules.reuse import AuditNote, say_reuse
 from ops.insights.types import Finding, InsightId, ReuseState
 
+_ANSWER_SECONDS = 5.0
+"""An audit that was asked for and has not come by then will not come."""
+_PAUSE_SECONDS = 60.0
+"""Between an audit that was asked for and found nothing, and the next one: it stops every stream for a moment."""
+
 
 class Reuse:
-    """Mutable: only the event loop's thread may touch it."""
+    """Mutable: only the event loop's thread may touch it. A new one knows of nothing, as is right after a restart."""
 
     def __init__(self) -> None:
         self._scopes = ReuseScopes()
         self._note = AuditNote()
-        self._is_host_full = False
-        self._alarmed: ReuseState = ReuseState.HEALTHY
+        self._room = Room()
+        self._is_leaking = False
+        self._suspicious_since: float | None = None
+        self._is_sound = False
+        """Whether an audit has found nothing amiss since then."""
+        self._asked_at = 0.0
+        self._rests_until = 0.0
 
     @property
     def state(self) -> ReuseState:
@@ -28,32 +40,38 @@ class Reuse:
         return self._note.is_wanted
 
     def saw_reuse(self, decided: ReuseDecided, now: float) -> None:
-        self._scopes.saw(decided.namespace, decided.reuse, now, is_host_full=self._is_host_full)
-        self._ask_for_audit()
+        self._scopes.saw(decided.namespace, decided.reuse, now, self._room)
+        self._judge(now)
 
     def saw_audit(self, report: AuditReport, now: float) -> None:
         """Units that were given back may have been the cause."""
-        if self._note.is_wanted or any(report.reclaimed.values()):
+        was_wanted = self._note.is_wanted
+        is_healed = any(report.reclaimed.values()) and not report.remaining
+        if was_wanted or report.violations:
             self._note.came(report.reclaimed, report.violations, report.remaining)
-        if any(report.reclaimed.values()) and not report.remaining:
+        if was_wanted and not report.violations:
+            self._rests_until = now + _PAUSE_SECONDS
+        if self._suspicious_since is not None and not report.remaining:
+            self._is_sound = True
+        if report.remaining:
+            self._is_sound = False
+        if is_healed:
             self._scopes.relieve(now)
+        self._judge(now)
 
     def saw_reset(self, now: float, *, is_leaking: bool) -> None:
         """The tiers are empty and whole: what is lost from now on is lost anew."""
         self._scopes.relieve(now)
         if is_leaking:
-            self._note.want()
-
-    def saw_restart(self) -> None:
-        self.__init__()  # type: ignore[misc]
+            self._ask(now)
+        self._judge(now)
 
     def judge(self, snapshot: EngineSnapshot, now: float, *, is_leaking: bool) -> dict[InsightId, Finding]:
         """One insight at most: that of the worst state."""
-        host = snapshot.host_state_slots
-        self._is_host_full = host.capacity > 0 and host.free <= 1
+        self._room = Room.of(snapshot)
+        self._is_leaking = is_leaking
         self._scopes.leak(now, is_leaking=is_leaking)
-        self._scopes.passed(now)
-        self._ask_for_audit()
+        self._judge(now)
         state = self.state
         if state is ReuseState.HEALTHY:
             return {}
@@ -62,10 +80,29 @@ class Reuse:
         is_degraded = state is ReuseState.DEGRADED
         return {InsightId.REUSE_DEGRADED if is_degraded else InsightId.REUSE_COLLAPSED: finding}
 
-    def _ask_for_audit(self) -> None:
-        """Once when it gets worse: a leak that is found early costs nobody a conversation."""
-        state = self.state
-        order = (ReuseState.HEALTHY, ReuseState.RECOVERING, ReuseState.DEGRADED, ReuseState.COLLAPSED)
-        if order.index(state) > order.index(self._alarmed) and state is not ReuseState.RECOVERING:
-            self._note.want()
-        self._alarmed = state
+    def _judge(self, now: float) -> None:
+        """What all seen so far calls for; an audit first of all, for it tells a leak from a lack of memory."""
+        if not self._scopes.is_suspicious:
+            self._suspicious_since, self._is_sound = None, False
+        elif self._suspicious_since is None:
+            self._suspicious_since = now
+            if now < self._rests_until:
+                self._is_sound = True
+            else:
+                self._ask(now)
+        before = self.state
+        self._scopes.judge(now, self._books(now))
+        if self.state is not before and self.state in (ReuseState.DEGRADED, ReuseState.COLLAPSED):
+            self._ask(now)
+
+    def _books(self, now: float) -> Books:
+        if self._is_leaking:
+            return Books.DOUBTFUL
+        if self._is_sound:
+            return Books.SOUND
+        return Books.ASKED if self._note.is_wanted and now - self._asked_at < _ANSWER_SECONDS else Books.DOUBTFUL
+
+    def _ask(self, now: float) -> None:
+        if not self._note.is_wanted:
+            self._asked_at = now
+        self._note.want()

@@ -6,67 +6,94 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from cache import ReuseReport
-from ops.insights.reuse_watch import ReuseWatch
+from ops.insights.chances import ChanceScale, Room
+from ops.insights.reuse_watch import Books, ReuseWatch
 from ops.insights.types import ReuseState, worst
 
 MOST_NAMESPACES = 1024
+
+
+class _Scope:
+    """One namespace, or all of them. Mutable."""
+
+    def __init__(self) -> None:
+        self.watch = ReuseWatch()
+        self._scale = ChanceScale()
+
+    def saw(self, report: ReuseReport, now: float, room: Room) -> None:
+        chance = self._scale.weigh(report, room)
+        if chance is not None:
+            self.watch.saw(chance, now, is_host_full=room.is_host_full)
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.watch.state is ReuseState.HEALTHY and not self.watch.is_suspicious
 
 
 class ReuseScopes:
     """Bounded: a client that invents salts cannot make it grow. Mutable: only the event loop's thread may touch it."""
 
     def __init__(self) -> None:
-        self._overall = ReuseWatch()
-        self._watches: OrderedDict[str, ReuseWatch] = OrderedDict()
-        self._unwell: set[str] = set()
+        self._overall = _Scope()
+        self._scopes: OrderedDict[str, _Scope] = OrderedDict()
+        self._restless: set[str] = set()
+        """Namespaces that are not healthy, or suspicious."""
 
     @property
     def state(self) -> ReuseState:
-        return worst(self._overall.state, *(self._watches[name].state for name in self._unwell))
+        return worst(*(watch.state for watch in self._watches()))
 
-    def saw(self, namespace: str, report: ReuseReport, now: float, *, is_host_full: bool) -> None:
-        watch = self._watches.pop(namespace, None) or ReuseWatch()
-        self._watches[namespace] = watch
-        watch.saw(report, now, is_host_full=is_host_full)
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the books should be looked at, for any of them."""
+        return any(watch.is_suspicious for watch in self._watches())
+
+    def saw(self, namespace: str, report: ReuseReport, now: float, room: Room) -> None:
+        """Ask `judge` what follows."""
+        scope = self._scopes.pop(namespace, None) or _Scope()
+        self._scopes[namespace] = scope
+        scope.saw(report, now, room)
         self._note(namespace)
-        self._overall.saw(report, now, is_host_full=is_host_full)
-        if len(self._watches) > MOST_NAMESPACES:
+        self._overall.saw(report, now, room)
+        if len(self._scopes) > MOST_NAMESPACES:
             self._forget_one()
+
+    def judge(self, now: float, books: Books) -> None:
+        self._overall.watch.judge(now, books)
+        for name in tuple(self._restless):
+            self._scopes[name].watch.judge(now, books)
+            self._note(name)
 
     def leak(self, now: float, *, is_leaking: bool) -> None:
         """Pools belong to all."""
-        self._overall.leak(now, is_leaking=is_leaking)
+        self._overall.watch.leak(now, is_leaking=is_leaking)
 
     def relieve(self, now: float) -> None:
-        self._overall.relieve(now)
-        for name in tuple(self._unwell):
-            self._watches[name].relieve(now)
-            self._note(name)
-
-    def passed(self, now: float) -> None:
-        self._overall.passed(now)
-        for name in tuple(self._unwell):
-            self._watches[name].passed(now)
-            self._note(name)
+        for scope in (self._overall, *self._scopes.values()):
+            scope.watch.relieve(now)
 
     def worst_watches(self) -> tuple[list[ReuseWatch], int]:
         """Those in the worst state, the one with most to tell first; and how many namespaces that is, 0 where it is all
         of them together."""
         state = self.state
-        if self._overall.state is state:
-            return [self._overall], 0
-        found = [self._watches[name] for name in self._unwell if self._watches[name].state is state]
+        if self._overall.watch.state is state:
+            return [self._overall.watch], 0
+        found = [watch for watch in self._watches() if watch.state is state]
         return sorted(found, key=lambda watch: len(watch.recent), reverse=True), len(found)
 
+    def _watches(self) -> list[ReuseWatch]:
+        """All that have something to tell."""
+        return [self._overall.watch, *(self._scopes[name].watch for name in self._restless)]
+
     def _note(self, namespace: str) -> None:
-        if self._watches[namespace].state is ReuseState.HEALTHY:
-            self._unwell.discard(namespace)
+        if self._scopes[namespace].is_quiet:
+            self._restless.discard(namespace)
         else:
-            self._unwell.add(namespace)
+            self._restless.add(namespace)
 
     def _forget_one(self) -> None:
-        """The one asked longest ago; one that is not healthy only where all are."""
-        well = (name for name in self._watches if name not in self._unwell)
-        name = next(well, next(iter(self._watches)))
-        del self._watches[name]
-        self._unwell.discard(name)
+        """The one asked longest ago; one that is restless only where all are."""
+        quiet = (name for name in self._scopes if name not in self._restless)
+        name = next(quiet, next(iter(self._scopes)))
+        del self._scopes[name]
+        self._restless.discard(name)

@@ -1,33 +1,61 @@
-"""Whether reuse holds in one namespace: a sequential test over the requests that could have reused something."""
+"""Whether reuse holds in one namespace: sequential tests over the requests that could have reused something.
+
+Each request that could have reused something adds to a few sums, in the manner of Page's CUSUM test ("Continuous
+inspection schemes", Biometrika 41, 1954): its loss less what is tolerated, and never below 0. Long good times are not
+saved up, so that a collapse after a year is found as soon as one after a minute.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 
-from cache import ReuseReport
-from ops.insights.chances import Chance, ChanceScale
+from ops.insights.chances import Chance
 from ops.insights.types import LEGAL_TRANSITIONS, ReuseState
 
-_TOLERATED_LOSS = 0.5
-"""Of what was to be expected: a share that is lost in the long run and does not alarm at once."""
-_DEGRADED_AT = 1.4
-_COLLAPSED_AT = 1.9
-"""Four total losses in a row, of requests of the usual size: 4 x (1 - 0.5)."""
-_TOLERATED_SLOW = 0.2
-_SLOW_DEGRADED_AT = 5.0
-"""A smaller share that stays lost."""
-_ROOTS_WITH_FULL_HOST = 5
-_GOOD = 0.25
-"""A request that loses no more than this is a good one."""
+_KEPT_CHANCES = 32
+_GOOD_LOSS = 0.25
+"""A request that loses no more than this share is a good one."""
+_BAD_LOSS = 0.6
+"""Tolerated by the quick tests: only an almost unbroken row of losses adds up."""
+_SURE_COLLAPSED_AT = 1.5
+"""Four total losses in a row (0.4 each) that no rule about what gives way could have caused."""
+_DOUBTFUL_COLLAPSED_AT = 1.9
+"""Five total losses in a row, while it is not known that the books are sound."""
+_DOUBTFUL_DEGRADED_AT = 1.1
+"""Three of them."""
+_SUSPICIOUS_AT = 0.7
+"""Two of them: time for an audit."""
+_SURE_TOLERATED = 0.2
+_SURE_DEGRADED_AT = 1.5
+"""Two total losses in a row (0.8 each), or a third of all chances for some time."""
+_ROOTS_AT_FULL_HOST = 5
+"""Computed from the first token, one after the other, while host memory has room for one state at most."""
+_SLOW_TOLERATED = 0.35
+_SLOW_DEGRADED_AT = 15.0
+"""Books are sound and pools are full: others were kept instead. 23 total losses in a row are no mere trade."""
+_SLOW_COLLAPSED_AT = 20.0
+"""The same, by the quick sum: 50 total losses in a row."""
+_GOOD_STEP = 0.5
 _RECOVERING_AT = 1.4
 """Three good requests in a row."""
-_HEALTHY_AT = 4.0
-"""Eight good requests without a loss between, from the first on."""
-_QUIET_SECONDS = 900.0
-"""Without a request that could have reused anything, nothing is known any more after so long."""
-_KEPT_CHANCES = 32
+_HEALED_AT = 2.9
+"""Six good requests in a row end a degradation."""
+_HEALTHY_AT = 3.9
+"""Eight good requests in a row end a recovery."""
+QUIET_SECONDS = 900.0
+"""Nothing is known any more after so long without a request that could have reused something."""
+
+
+class Books(StrEnum):
+    """What is known of the books of the pools while requests lose what they should have found."""
+
+    SOUND = "sound"
+    """An audit since then found nothing amiss: what was lost gave way to others."""
+    ASKED = "asked"
+    """An audit is on its way."""
+    DOUBTFUL = "doubtful"
+    """An audit found something that it could not mend, or none has come."""
 
 
 class Cause(StrEnum):
@@ -38,17 +66,6 @@ class Cause(StrEnum):
     """Requests lost what was to be expected."""
     LEAK = "leak"
     """Units do not come back to their pool."""
-
-
-@dataclass(slots=True)
-class _Bounded:
-    """A sum that never falls below 0: of evidence, for or against. Mutable."""
-
-    value: float = 0.0
-
-    def add(self, amount: float) -> float:
-        self.value = max(0.0, self.value + amount)
-        return self.value
 
 
 class ReuseWatch:
@@ -62,77 +79,95 @@ class ReuseWatch:
         self.good_in_a_row = 0
         self._changed_at = 0.0
         """When it was last in another state, or a request could have reused something."""
-        self._scale = ChanceScale()
-        self._fast = _Bounded()
-        self._slow = _Bounded()
-        self._good = _Bounded()
         self._roots_in_a_row = 0
+        self._any = self._slow = self._sure = self._sure_slow = 0.0
+        """Sums of losses: all of them, twice, and those that are sure to be a fault, twice."""
+        self._good = 0.0
 
-    def saw(self, report: ReuseReport, now: float, *, is_host_full: bool) -> None:
-        """One request was let in."""
-        chance = self._scale.weigh(report)
-        if chance is None:
-            return
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the books should be looked at."""
+        return self._any >= _SUSPICIOUS_AT
+
+    def saw(self, chance: Chance, now: float, *, is_host_full: bool) -> None:
+        """One more request that could have reused something; ask `judge` what follows."""
         self.recent.append(chance)
         self._changed_at = now
+        loss, weight = chance.loss, chance.weight
         self.losses_in_a_row = self.losses_in_a_row + 1 if chance.is_loss else 0
-        self.good_in_a_row = self.good_in_a_row + 1 if chance.loss <= _GOOD else 0
-        is_lost_root = chance.is_root and chance.lost_tokens > 0
-        self._roots_in_a_row = self._roots_in_a_row + 1 if is_lost_root and is_host_full else 0
-        fast = self._fast.add(chance.weight * (chance.loss - _TOLERATED_LOSS))
-        slow = self._slow.add(chance.weight * (chance.loss - _TOLERATED_SLOW))
-        good = self._good.add(
-            chance.weight * (_TOLERATED_LOSS - chance.loss) if chance.loss <= _GOOD else -chance.weight
-        )
-        is_lost = fast >= _COLLAPSED_AT or self._roots_in_a_row >= _ROOTS_WITH_FULL_HOST
+        self.good_in_a_row = self.good_in_a_row + 1 if loss <= _GOOD_LOSS else 0
+        self._roots_in_a_row = self._roots_in_a_row + 1 if chance.is_loss and chance.is_root and is_host_full else 0
+        self._any = max(0.0, self._any + weight * (loss - _BAD_LOSS))
+        self._slow = max(0.0, self._slow + weight * (loss - _SLOW_TOLERATED))
+        if chance.is_sure or loss <= 0:
+            self._sure = max(0.0, self._sure + weight * (loss - _BAD_LOSS))
+            self._sure_slow = max(0.0, self._sure_slow + weight * (loss - _SURE_TOLERATED))
+        good = weight * _GOOD_STEP if loss <= _GOOD_LOSS else -_HEALTHY_AT * weight
+        self._good = max(0.0, self._good + good)
+
+    def judge(self, now: float, books: Books) -> None:
+        """Move to the state that all seen so far calls for."""
+        is_collapsed = self._is_collapsed(books)
         match self.state:
-            case ReuseState.HEALTHY | ReuseState.DEGRADED:
-                if fast >= _DEGRADED_AT or slow >= _SLOW_DEGRADED_AT or is_lost:
-                    self._move(ReuseState.DEGRADED, now, Cause.LOSS)
-                if is_lost:
+            case ReuseState.HEALTHY if is_collapsed or self._is_degraded(books):
+                self._move(ReuseState.DEGRADED, now, Cause.LOSS)
+                if is_collapsed:
                     self._move(ReuseState.COLLAPSED, now, Cause.LOSS)
-                elif good >= _RECOVERING_AT and fast == 0 and self.cause is Cause.LOSS and slow < _SLOW_DEGRADED_AT / 2:
-                    self._move(ReuseState.HEALTHY, now, Cause.NONE)
-            case ReuseState.COLLAPSED if good >= _RECOVERING_AT:
-                self.relieve(now)
-            case ReuseState.RECOVERING if is_lost:
+            case ReuseState.DEGRADED if is_collapsed:
                 self._move(ReuseState.COLLAPSED, now, Cause.LOSS)
-            case ReuseState.RECOVERING if good >= _HEALTHY_AT:
+            case ReuseState.DEGRADED if self.cause is Cause.LOSS and self._good >= _HEALED_AT:
+                self._move(ReuseState.HEALTHY, now, Cause.NONE)
+            case ReuseState.COLLAPSED if self._good >= _RECOVERING_AT:
+                self._move(ReuseState.RECOVERING, now, self.cause)
+            case ReuseState.RECOVERING if is_collapsed:
+                self._move(ReuseState.COLLAPSED, now, Cause.LOSS)
+            case ReuseState.RECOVERING if self._good >= _HEALTHY_AT:
                 self._move(ReuseState.HEALTHY, now, Cause.NONE)
             case _:
-                pass
+                self._let_rest(now)
 
     def leak(self, now: float, *, is_leaking: bool) -> None:
-        """What the books and the pools say: units that nobody holds do not come back."""
+        """What the books and the pools say: whether units that nobody uses do not come back."""
         if is_leaking and self.state is ReuseState.HEALTHY:
             self._move(ReuseState.DEGRADED, now, Cause.LEAK)
         elif not is_leaking and self.state is ReuseState.DEGRADED and self.cause is Cause.LEAK:
             self._move(ReuseState.HEALTHY, now, Cause.NONE)
 
     def relieve(self, now: float) -> None:
-        """Its cause may be gone: an audit gave units back, a tier was reset, or requests hit again."""
+        """What caused the losses so far may be gone: an audit gave units back, or a tier was reset."""
+        self._forget()
         if self.state is ReuseState.COLLAPSED:
-            self._fast.value = self._slow.value = 0.0
-            self._roots_in_a_row = 0
             self._move(ReuseState.RECOVERING, now, self.cause)
 
-    def passed(self, now: float) -> None:
-        """Time has passed, with or without requests."""
-        if now - self._changed_at < _QUIET_SECONDS:
+    def _is_collapsed(self, books: Books) -> bool:
+        is_doubtful = books is Books.DOUBTFUL and (
+            self._any >= _DOUBTFUL_COLLAPSED_AT or self._roots_in_a_row >= _ROOTS_AT_FULL_HOST
+        )
+        return is_doubtful or self._sure >= _SURE_COLLAPSED_AT or self._any >= _SLOW_COLLAPSED_AT
+
+    def _is_degraded(self, books: Books) -> bool:
+        is_doubtful = books is Books.DOUBTFUL and self._any >= _DOUBTFUL_DEGRADED_AT
+        return is_doubtful or self._sure_slow >= _SURE_DEGRADED_AT or self._slow >= _SLOW_DEGRADED_AT
+
+    def _let_rest(self, now: float) -> None:
+        """Without requests that could reuse something, neither good nor bad can be shown."""
+        if self.state is ReuseState.HEALTHY or now - self._changed_at < QUIET_SECONDS:
             return
         if self.state is ReuseState.COLLAPSED:
-            self.relieve(now)
-        elif self.state is ReuseState.RECOVERING or (self.state is ReuseState.DEGRADED and self.cause is Cause.LOSS):
+            self._move(ReuseState.RECOVERING, now, self.cause)
+        elif self.state is ReuseState.RECOVERING or self.cause is Cause.LOSS:
             self._move(ReuseState.HEALTHY, now, Cause.NONE)
 
     def _move(self, state: ReuseState, now: float, cause: Cause) -> None:
-        if state is self.state:
-            return
         if state not in LEGAL_TRANSITIONS[self.state]:
             raise ValueError(f"reuse cannot go from {self.state} to {state}")
         self.state, self._changed_at, self.cause = state, now, cause
-        if state is not ReuseState.RECOVERING:
-            self._good.value = 0.0
-        if state is ReuseState.HEALTHY:
-            self._fast.value = self._slow.value = 0.0
-            self._roots_in_a_row = 0
+        if state in (ReuseState.RECOVERING, ReuseState.HEALTHY):
+            self._forget()
+        else:
+            self._good = 0.0
+
+    def _forget(self) -> None:
+        """What was lost so far; what was good so far still counts."""
+        self._any = self._slow = self._sure = self._sure_slow = 0.0
+        self._roots_in_a_row = 0
