@@ -164,6 +164,11 @@ class CollapseDrill:
         async def is_open() -> bool:
             return await probes.insight(COLLAPSED) is not None
 
+        timeline.expect(await until(is_open, _TELL_SECONDS), f"the insight {COLLAPSED} did not open")
+        insight = await probes.insight(COLLAPSED)
+        if insight is not None:
+            told = (insight["statement"], f"What to do: {insight['recommendation']}")
+            timeline.add(Mark.ALARM, f"the insight {COLLAPSED} is open: {insight['title']}", *told)
         health, (plain, strict) = await probes.health(), await probes.readiness()
         timeline.add(
             Mark.ALARM,
@@ -173,11 +178,6 @@ class CollapseDrill:
         )
         timeline.expect(health["status"] == "degraded", f"/health has the status {health['status']}, not degraded")
         timeline.expect((plain, strict) == (200, 503), f"/readyz answered {plain}, the strict one {strict}")
-        timeline.expect(await until(is_open, _TELL_SECONDS), f"the insight {COLLAPSED} did not open")
-        insight = await probes.insight(COLLAPSED)
-        if insight is not None:
-            told = (insight["statement"], f"What to do: {insight['recommendation']}")
-            timeline.add(Mark.ALARM, f"the insight {COLLAPSED} is open: {insight['title']}", *told)
         await self._expect_metrics("collapsed", is_active=True)
 
     async def _heal(self) -> bool:

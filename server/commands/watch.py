@@ -129,6 +129,8 @@ async def _refresh(source: DaemonSource, console: Console, live: Live | None, in
 
     watch = Watch()
     clock = asyncio.get_running_loop().time
+    if live is not None:
+        live.update(Screen(watch, source.url, fits_window=True), refresh=True)
     while True:
         began, trouble = clock(), ""
         try:
