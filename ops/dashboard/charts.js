@@ -41,7 +41,7 @@ export function chartPanel({ title, series, isStacked, format }) {
     for (const part of [plot, legend, details]) part.hidden = Boolean(data.absent);
     if (data.absent) return;
     plot.setAttribute("aria-label", `${title}. ${data.summary}`);
-    showLegend(legend, series, data, format);
+    showLegend(legend, isStacked ? [...series].reverse() : series, data, format);
     if (details.open) showTable(numbers, series, data, format);
     library.then(
       (plotly) => plotly.react(plot, traces(series, data, isStacked, format), layout(data, isStacked), CONFIG),
@@ -55,7 +55,7 @@ export function chartPanel({ title, series, isStacked, format }) {
 }
 
 function showLegend(legend, series, { now }, format) {
-  syncChildren(legend, [...series].reverse(), (each) => each.id, buildEntry, (node, each) => {
+  syncChildren(legend, series, (each) => each.id, buildEntry, (node, each) => {
     setText(node.lastElementChild, now?.[each.id] === undefined ? "" : format(now[each.id]));
   });
 }

@@ -19,6 +19,7 @@ import { installWhy, refresh as refreshWhy } from "./why.js";
 const LIVE_SECONDS = 2;
 const HEALTH_SECONDS = 3;
 const REQUESTS_ASKED = 100;
+const TOGETHER_MS = 100;
 
 /** How far the daemon's clock is before that of the browser: all times on the page are the daemon's. */
 let clockAheadMs = 0;
@@ -30,28 +31,34 @@ const refusals = new Map();
 const nowMs = () => Date.now() + clockAheadMs;
 
 function show() {
+  isToShow = false;
   const now = nowMs();
   document.body.dataset.stale = String(state.isUp === false);
   showStatus(now);
   showInsights(state.insights, now);
   showFigures(now);
-  showPools(now);
-  showReuse(now);
+  showCharts(now);
   showRequests();
   showKept(state.cache);
   showKeyForm(state.refusal);
   setText(byId("freshness"), state.lastAnswerMs ? `as of ${clock(state.lastAnswerMs)}` : "");
 }
 
-/** All that happens in one turn is shown at once. */
-let isShowing = false;
+/** Charts cost most; they are drawn no more often than there is something new in them. */
+let chartsDrawnMs = 0;
+function showCharts(now) {
+  if (Math.abs(now - chartsDrawnMs) < LIVE_SECONDS * 900) return;
+  chartsDrawnMs = now;
+  showPools(now);
+  showReuse(now);
+}
+
+/** What comes within a moment is shown at once. */
+let isToShow = false;
 function showSoon() {
-  if (isShowing) return;
-  isShowing = true;
-  requestAnimationFrame(() => {
-    isShowing = false;
-    show();
-  });
+  if (isToShow) return;
+  isToShow = true;
+  setTimeout(show, TOGETHER_MS);
 }
 
 function answered() {
@@ -108,6 +115,7 @@ const askHistory = () =>
   ask(`/admin/history?since=${state.points.at(-1)?.timestamp_unix_ms ?? 0}`, (body) => {
     clockAheadMs = body.generated_unix_ms - Date.now();
     state.intervalSeconds = body.interval_seconds;
+    if (state.points.length === 0) chartsDrawnMs = 0;
     addPoints(body.points);
   });
 
@@ -137,6 +145,7 @@ function start() {
 
 function chooseSpan() {
   state.spanSeconds = Number(document.querySelector("#span input:checked").value);
+  chartsDrawnMs = 0;
   showSoon();
 }
 

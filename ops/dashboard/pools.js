@@ -20,10 +20,12 @@ const HISTORY_NAMES = {
   host_units: "host_bytes",
 };
 
+const MOST_POINTS = 180;
+
 const panels = new Map();
 
 export function showPools(nowMs) {
-  const points = shownPoints(nowMs);
+  const points = thinned(shownPoints(nowMs));
   for (const [pool, { title, unit }] of Object.entries(POOLS)) {
     const format = pool === "host_units" ? bytes : count;
     if (!panels.has(pool)) {
@@ -33,6 +35,13 @@ export function showPools(nowMs) {
     }
     panels.get(pool).draw(dataOf(pool, unit, format, points, nowMs));
   }
+}
+
+/** The last point of each of so many parts of the time shown; the parts stay where they are as time goes on. */
+function thinned(points) {
+  const width = (state.spanSeconds * 1000) / MOST_POINTS;
+  const partOf = (point) => Math.floor(point.timestamp_unix_ms / width);
+  return points.filter((point, place) => place + 1 === points.length || partOf(point) !== partOf(points[place + 1]));
 }
 
 function dataOf(pool, unit, format, points, nowMs) {

@@ -43,7 +43,7 @@ function reuseData(points, nowMs) {
   const width = Math.max(state.intervalSeconds, state.spanSeconds / BARS) * 1000;
   const from = nowMs - state.spanSeconds * 1000;
   const bins = new Map();
-  for (let start = Math.floor(from / width); start <= Math.floor(nowMs / width); start += 1) bins.set(start, { achieved: 0, expected: 0, achievable: 0 });
+  for (let start = Math.floor((points[0]?.timestamp_unix_ms ?? nowMs) / width); start <= Math.floor(nowMs / width); start += 1) bins.set(start, { achieved: 0, expected: 0, achievable: 0 });
   for (const { timestamp_unix_ms, context_cache } of points) {
     const bin = bins.get(Math.floor(timestamp_unix_ms / width));
     if (bin) for (const { id, of } of SERIES) bin[id] += of(context_cache) ?? 0;

@@ -25,12 +25,13 @@ export function statusInWords(known, nowMs) {
 
   const reuse = known.insights?.reuse ?? known.health?.reuse ?? "healthy";
   const work = workInWords(known.cache);
-  const detail = reuseInWords(known, nowMs);
+  const detail = [reuseInWords(known, nowMs), othersInWords(known)].filter(Boolean).join(" ");
   if (status === "ok" && (reuse === "healthy" || reuse === "recovering")) {
     const words = reuse === "healthy" && !hasReusable(known, nowMs) ? "nothing to reuse yet" : REUSE[reuse];
     return { tone: reuse === "healthy" ? "good" : "notice", headline: `Healthy: ${words}`, work, detail };
   }
-  const tone = reuse === "collapsed" || worstSeverity(known) === "critical" ? "bad" : "notice";
+  const isBad = reuse === "collapsed" || (reuse === "healthy" && worst(known)?.severity === "critical");
+  const tone = isBad ? "bad" : "notice";
   const what = reuse === "healthy" ? worstTitle(known) ?? reasons : REUSE[reuse];
   const more = reasons.toLowerCase() === what?.toLowerCase() ? "" : sentence(reasons);
   return { tone, headline: `Degraded: ${what || "see below"}`, work, detail: [more, detail].filter(Boolean).join(" ") };
@@ -58,21 +59,27 @@ function reuseInWords(known, nowMs) {
   const lately = points.filter((point) => point.timestamp_unix_ms >= nowMs - LATELY_SECONDS * 1000);
   for (const [shown, seconds] of [[lately, LATELY_SECONDS], [points, known.spanSeconds]]) {
     const could = total(shown, (point) => point.context_cache.achievable_tokens);
-    if (could > 0) return shareInWords(total(shown, (point) => point.context_cache.reused_tokens), could, duration(seconds));
+    if (could > 0) return shareInWords(total(shown, (point) => point.context_cache.reused_tokens), could, spanInWords(seconds));
   }
-  return `In the last ${duration(known.spanSeconds)} no prompt held anything that had been computed before.`;
+  return `In the last ${spanInWords(known.spanSeconds)} no prompt held anything that had been computed before.`;
 }
+
+const spanInWords = (seconds) => (seconds === 60 ? "minute" : seconds === 3600 ? "hour" : duration(seconds));
 
 function shareInWords(did, could, span) {
   return `In the last ${span}, ${percent(did / could)} of what could be reused was: ${count(did)} of ${count(could)} prompt tokens.`;
+}
+
+/** What is worth a look although all is well in the whole. */
+function othersInWords({ insights }) {
+  const urgent = (insights?.insights ?? []).filter(({ severity }) => severity === "critical" || severity === "warning");
+  return urgent.length ? `${plural(urgent.length, "insight")} below ${urgent.length === 1 ? "is" : "are"} worth a look.` : "";
 }
 
 const SEVERITIES = ["critical", "warning", "notice", "info"];
 
 const worst = (known) =>
   [...(known.insights?.insights ?? [])].sort((one, other) => SEVERITIES.indexOf(one.severity) - SEVERITIES.indexOf(other.severity))[0];
-
-const worstSeverity = (known) => worst(known)?.severity;
 
 function worstTitle(known) {
   const title = worst(known)?.title;
