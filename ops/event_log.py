@@ -6,6 +6,7 @@ so it only appends to a queue, and what the queue cannot hold is counted and tol
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -140,7 +141,7 @@ class EventLog:
     def _append(self, record: Record) -> None:
         try:
             line = orjson.dumps(as_json(record), option=orjson.OPT_APPEND_NEWLINE)
-        except orjson.JSONEncodeError as error:
+        except Exception as error:
             logger.error("a %s has no form as JSON", record.event.KIND, exc_info=error)
             with self._changed:
                 self._lose(1)
@@ -169,7 +170,7 @@ class _File:
         self._is_regular = True
         self._renamed_at: float | None = None
         self._is_within_a_line = False
-        """Whether the file ends with a part of a line."""
+        """Whether the file ended with a part of a line when it was opened."""
 
     def open(self) -> None:
         """Open what the path leads to, and close what was open before. Raises OSError, and nothing is open then."""
@@ -219,24 +220,21 @@ class _File:
                 written += os.write(self._descriptor, data[written:])
         except OSError:
             if written:
-                self._is_within_a_line = not self._take_back(written)
+                self._take_back(written)
             raise
 
-    def _take_back(self, count: int) -> bool:
-        """Cut off what was written last. False where that cannot be done, or is not the end of the file any more."""
+    def _take_back(self, count: int) -> None:
+        """Cut off what was written last, unless it is not the end of the file any more. Where that cannot be done, it
+        is seen when the file is opened anew."""
         assert self._descriptor is not None
-        try:
+        with contextlib.suppress(OSError):
             end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-            if os.fstat(self._descriptor).st_size != end:
-                return False
-            os.ftruncate(self._descriptor, end - count)
-        except OSError:
-            return False
-        return True
+            if os.fstat(self._descriptor).st_size == end:
+                os.ftruncate(self._descriptor, end - count)
 
 
 def _ends_within_a_line(path: str) -> bool:
-    """Whether a daemon that was killed has left a part of a line behind."""
+    """Whether a full disk, or a daemon that was killed, has left a part of a line behind."""
     try:
         with open(path, "rb") as file:
             if file.seek(0, os.SEEK_END) == 0:

@@ -311,7 +311,6 @@ def test_a_full_device_stops_nobody_and_is_told_once(open_log, said):
     log = open_log("/dev/full", retry_seconds=0.001)
     tell(log, range(10))
     said.wait("cannot be written: No space left on device")
-    until(lambda: log._thread.is_alive())
     tell(log, range(10, 20))
     log.close()
     assert log.lost_total == 20
