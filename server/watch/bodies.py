@@ -139,6 +139,7 @@ class RequestBody(Body):
 
     request_id: Text
     endpoint: Text
+    started_unix_ms: int | None = None
     outcome: Text | None = None
     answers: tuple[AnswerBody, ...] = ()
 

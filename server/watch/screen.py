@@ -27,6 +27,7 @@ _LISTED_REQUESTS = 10
 """Where there is no height to fill."""
 
 _BADGE_STYLES = {"HEALTHY": "bold green", "DEGRADED": "bold yellow", "STARTING": "bold cyan", "DRAINING": "bold cyan"}
+_SERVING = ("ok", "degraded")
 _SEVERITY_MARKS = {"critical": ("!!", "bold red"), "warning": ("!", "bold yellow"), "notice": ("*", "bold cyan")}
 _OUTCOME_STYLES = {"running": "cyan", "error": "red", "overloaded": "yellow", "bad_request": "yellow"}
 
@@ -117,7 +118,12 @@ class _Page:
             return []
         if not reading.insights.insights:
             return [Text("no insights: nothing to report", "dim")]
-        return [line for insight in reading.insights.insights for line in self._insight(insight)]
+        order = [*_SEVERITY_MARKS, "info"]
+        worst_first = sorted(
+            reading.insights.insights,
+            key=lambda insight: order.index(insight.severity) if insight.severity in order else len(order),
+        )
+        return [line for insight in worst_first for line in self._insight(insight)]
 
     def _insight(self, insight: InsightBody) -> Iterator[Text]:
         mark, style = _SEVERITY_MARKS.get(insight.severity, ("i", "bold"))
@@ -242,8 +248,8 @@ class _Page:
 
     def _hints(self) -> list[RenderableType]:
         reading = self._watch.reading
-        if reading is None:
-            return []
+        if reading is None or reading.health.status not in _SERVING:
+            return []  # doors are closed because it does not serve
         hints = []
         if reading.closed:
             admin = [path for path in reading.closed if path.startswith("/admin/")]
@@ -267,7 +273,7 @@ def _cells(row: RequestRow) -> tuple[Text, ...]:
         Text(cached),
         Text("" if row.ttft_seconds is None else _seconds(row.ttft_seconds)),
         Text("" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"),
-        Text(row.outcome, _OUTCOME_STYLES.get(row.outcome, "")),
+        Text(row.outcome, _OUTCOME_STYLES.get(row.outcome.partition(" ")[0], "")),
         Text(row.lost),
     )
 

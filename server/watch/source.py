@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -54,6 +55,7 @@ class Reading:
 
     url: str
     read_unix_ms: int
+    """By the daemon's clock, to the second, where it tells."""
     health: HealthBody
     insights: InsightsBody | None = None
     cache: CacheBody | None = None
@@ -99,10 +101,8 @@ class DaemonSource:
 
     async def read(self, since_unix_ms: int = 0) -> Reading:
         """Everything there is to know now, and of the history what came after. Raises UnreachableError."""
-        now_ms = round(time.time() * 1000)
-        since = max(since_unix_ms, now_ms - round(WINDOW_SECONDS * 1000))
-        health = await self._read_health()
-        reading = Reading(self.url, now_ms, health[0], raw={"health": health[1]})
+        reading = await self._read_health()
+        since = max(since_unix_ms, reading.read_unix_ms - round(WINDOW_SECONDS * 1000))
         await asyncio.gather(
             self._read_json(reading, "insights", "/insights", InsightsBody, self._api),
             self._read_json(reading, "cache", "/admin/cache", CacheBody, self._admin),
@@ -112,14 +112,14 @@ class DaemonSource:
         )
         return reading
 
-    async def _read_health(self) -> tuple[HealthBody, Any]:
+    async def _read_health(self) -> Reading:
         try:
             response = await self._http.get(f"{self.url}/health")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnreachableError(f"no daemon answers at {self.url}: {_reason(error)}") from error
         try:
             body = response.json()
-            return HealthBody.model_validate(body), body
+            return Reading(self.url, _clock(response), HealthBody.model_validate(body), raw={"health": body})
         except ValueError as error:
             raise UnreachableError(
                 f"{self.url}/health does not answer as dalsegno does (status {response.status_code}); check the URL"
@@ -185,6 +185,13 @@ def parse_metrics(page: str) -> dict[str, float]:
 
 def _header(key: str | None) -> Mapping[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _clock(response: httpx.Response) -> int:
+    try:
+        return round(parsedate_to_datetime(response.headers["date"]).timestamp() * 1000)
+    except (KeyError, ValueError):
+        return round(time.time() * 1000)
 
 
 def _reason(error: Exception) -> str:

@@ -130,7 +130,7 @@ class Watch:
         """Newest first; None where the daemon does not tell."""
         if self.reading is None or self.reading.requests is None:
             return None
-        return [_row(request) for request in self.reading.requests.requests]
+        return [_row(request, self.reading.read_unix_ms) for request in self.reading.requests.requests]
 
     def running_and_waiting(self) -> tuple[int, int] | None:
         if self.reading is None:
@@ -225,7 +225,7 @@ def _labels(name: str) -> dict[str, str]:
     return dict(_LABEL.findall(name))
 
 
-def _row(request: RequestBody) -> RequestRow:
+def _row(request: RequestBody, now_unix_ms: int) -> RequestRow:
     answer = request.answers[0] if request.answers else None
     result = answer.result if answer else None
     timings = answer.timings_seconds if answer else None
@@ -233,6 +233,8 @@ def _row(request: RequestBody) -> RequestRow:
     if result is not None and timings is not None and timings.decode and result.completion_tokens > 1:
         speed = (result.completion_tokens - 1) / timings.decode
     outcome = request.outcome or "running"
+    if request.outcome is None and request.started_unix_ms is not None:
+        outcome = f"running {max(0, now_unix_ms - request.started_unix_ms) / 1000:,.0f} s"
     if outcome == "ok" and answer is not None and answer.finish_reason:
         outcome = answer.finish_reason
     return RequestRow(

@@ -77,6 +77,7 @@ async def test_a_window_of_24_lines_has_everything_that_matters(columns):
         "evicted_state 28,060, cold 2,000",
         "private_turn_closure 300, root 100",
         "req-running",
+        "running 3 s",
         "0/3,903",
         "12 ms",
         "32",
@@ -92,6 +93,28 @@ async def test_a_tall_window_is_filled_with_requests_and_a_low_one_is_not_overfu
     assert sum("0/3,903" in line for line in printed(watch, 100, 60)) == 30
     for lines in (1, 5, 12):
         assert len(printed(watch, 60, lines)) == lines
+
+
+async def test_the_worst_comes_first():
+    notice = told.COLLAPSE | {"id": "cache.capacity_small", "severity": "notice", "title": "Memory is small"}
+    lines = printed(await watch_of(told.open_daemon(insights=told.insights(notice, told.COLLAPSE))), 80, 24)
+    marks = [line.split(" ")[0] for line in lines if line.startswith(("!", "*"))]
+    assert marks in (["!!", "*"], ["!!"])
+    assert any("lines more" in line for line in lines)
+
+
+async def test_times_are_those_of_the_daemons_clock():
+    transport = httpx.MockTransport(
+        lambda _request: httpx.Response(200, json=told.HEALTHY, headers={"date": "Wed, 15 Nov 2023 06:13:20 GMT"})
+    )
+    source = DaemonSource("http://daemon", Keys(), transport)
+    assert (await source.read()).read_unix_ms == 1_700_028_800_000
+    await source.close()
+
+
+async def test_a_daemon_that_does_not_serve_yet_is_not_asked_for_keys():
+    answers = dict.fromkeys(told.open_daemon(), 503) | {"/health": {"status": "starting", "reasons": []}}
+    assert "answered" not in "\n".join(printed(await watch_of(answers)))
 
 
 async def test_in_a_file_there_is_only_text():
