@@ -27,6 +27,7 @@ _LISTED_REQUESTS = 10
 """Where there is no height to fill."""
 
 _BADGE_STYLES = {"HEALTHY": "bold green", "DEGRADED": "bold yellow", "STARTING": "bold cyan", "DRAINING": "bold cyan"}
+_REUSE_WORDS = {"collapsed": "reuse has collapsed"}
 _SERVING = ("ok", "degraded")
 _SEVERITY_MARKS = {"critical": ("!!", "bold red"), "warning": ("!", "bold yellow"), "notice": ("*", "bold cyan")}
 _OUTCOME_STYLES = {"running": "cyan", "error": "red", "overloaded": "yellow", "bad_request": "yellow"}
@@ -92,7 +93,7 @@ class _Page:
             return "ASKING", "no answer yet"
         health = reading.health
         reasons = "; ".join(health.reasons)
-        reuse = "" if health.reuse is None else f"reuse is {health.reuse}"
+        reuse = "" if health.reuse is None else _REUSE_WORDS.get(health.reuse, f"reuse is {health.reuse}")
         if health.status == "ok":
             return "HEALTHY", ", ".join(part for part in ("serving", reuse) if part)
         if health.status == "degraded":

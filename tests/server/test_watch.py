@@ -64,7 +64,7 @@ async def test_a_window_of_24_lines_has_everything_that_matters(columns):
     assert {len(line) for line in lines} == {columns}
     page = "\n".join(lines)
     for expected in (
-        "DEGRADED   serving, reuse is collapsed",
+        "DEGRADED   serving, reuse has collapsed",
         "demo at http://localhost:8000",
         "2 running, 1 waiting",
         "!! Reuse has collapsed  prefix.reuse_collapsed",
@@ -200,7 +200,7 @@ async def test_what_is_of_another_version_is_left_out_and_named():
     ("health", "said", "code"),
     [
         (told.HEALTHY, "HEALTHY   serving, reuse is healthy", 0),
-        (told.COLLAPSED, "DEGRADED   serving, reuse is collapsed: reuse has", 1),
+        (told.COLLAPSED, "DEGRADED   serving, reuse has collapsed: prefix.reuse_collapsed: Reuse has", 1),
         ({"status": "starting", "reasons": ["the model is being loaded"]}, "STARTING   the model is being loaded", 2),
         ({"status": "draining", "reasons": []}, "DRAINING   not serving", 2),
         ({"status": "unavailable", "reasons": ["the engine loop has stopped"]}, "UNAVAILABLE   the engine loop", 2),

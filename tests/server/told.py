@@ -13,7 +13,7 @@ NOW_MS = 1_700_000_000_000
 HEALTHY: Mapping[str, Any] = {"status": "ok", "reasons": [], "reuse": "healthy"}
 COLLAPSED: Mapping[str, Any] = {
     "status": "degraded",
-    "reasons": ["reuse has collapsed: 4 % of what a plain cache of this size would have reused"],
+    "reasons": ["prefix.reuse_collapsed: Reuse has collapsed"],
     "reuse": "collapsed",
 }
 
