@@ -15,7 +15,7 @@ _WORDS = "the red house by the river had a door that nobody opened in winter but
 
 @contextmanager
 def conversations(url: str, at_once: int = 2) -> Iterator[None]:
-    """Each goes on for some turns, then another begins. Raises at the end what any of them met."""
+    """Each goes on for some turns, or until the daemon fails on it, then another begins. None may be refused."""
     is_over = threading.Event()
     numbers = itertools.count()
     errors: list[httpx.HTTPError] = []
@@ -47,5 +47,8 @@ def converse(client: httpx.Client, number: int, is_over: threading.Event) -> Non
             return
         messages.append({"role": "user", "content": f"Tell number {turn} of {number}: {_WORDS}."})
         body = {"messages": messages, "max_tokens": 4, "temperature": 0}
-        answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "..."})
+        answer = client.post("/v1/chat/completions", json=body)
+        if answer.status_code >= 500:
+            return
+        content = answer.raise_for_status().json()["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": content or "..."})
