@@ -342,6 +342,28 @@ def test_a_line_that_was_written_in_part_does_not_spoil_the_next(path, open_log,
     assert [len(line) for line in lines if line not in whole] == ([] if can_truncate else [20])
 
 
+def test_a_cut_line_takes_nothing_of_another_daemon_with_it(path, open_log, said, monkeypatch):
+    real_write, allowed_bytes = os.write, iter([20, 0])
+    foreign = b'{"event":"of another daemon"}\n'
+
+    def write(descriptor, data):
+        allowed = next(allowed_bytes, 1000)
+        if not allowed:
+            with path.open("ab", buffering=0) as file:
+                file.write(foreign)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_write(descriptor, data[:allowed])
+
+    log = open_log(path, retry_seconds=0.005)
+    monkeypatch.setattr(os, "write", write)
+    tell(log, [0])
+    said.wait("is written again")
+    log.close()
+    cut, last = path.read_bytes().splitlines()
+    assert cut.endswith(foreign.strip())
+    assert json.loads(last)["timestamp_unix_ms"] == 0
+
+
 def test_what_a_killed_daemon_left_of_a_line_stays_on_a_line_of_its_own(path, open_log):
     path.write_bytes(b'{"event":"request_st')
     log = open_log(path)
