@@ -97,11 +97,11 @@ function traces(series, { x, values }, isStacked, format) {
     fillpattern: each.pattern
       ? { shape: each.pattern, size: 5, solidity: 0.35, fgcolor: colour("surface"), bgcolor: colour(each.id) }
       : undefined,
-    line: { color: colour(each.id), width: isStacked ? 0.75 : 1.75, dash: each.dash ?? "solid", shape: isStacked ? "linear" : "hv" },
+    line: { color: colour(each.id), width: isStacked ? 0.75 : 1.75, dash: each.dash ?? "solid", shape: isStacked ? "linear" : "vh" },
   }));
 }
 
-function layout({ from, to, capacity, tickFormat }, isStacked) {
+function layout({ from, to, capacity, ticks }, isStacked) {
   const colours = getComputedStyle(document.documentElement);
   const colour = (name) => colours.getPropertyValue(`--${name}`).trim();
   const [first, last] = localTimes([from, to]);
@@ -118,6 +118,6 @@ function layout({ from, to, capacity, tickFormat }, isStacked) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("surface"), bordercolor: colour("line"), font: { color: colour("text"), size: 12 } },
     xaxis: { ...quiet, type: "date", range: [first, last], nticks: 5, tickformat: "%H:%M", hoverformat: "%H:%M:%S", showgrid: false },
-    yaxis: { ...quiet, range: capacity ? [0, capacity] : undefined, rangemode: "tozero", nticks: 4, ...tickFormat },
+    yaxis: { ...quiet, range: capacity ? [0, capacity] : undefined, rangemode: "tozero", nticks: 4, ...ticks },
   };
 }

@@ -1,6 +1,6 @@
 // The page: asks the daemon over and over, keeps what it answered, and shows it.
 
-import { Failed, getJson, key, Refused, Unreachable } from "./api.js";
+import { getJson, key, Refused, Unreachable } from "./api.js";
 import { byId, setText } from "./dom.js";
 import { showFigures } from "./figures.js";
 import { forgetInsights, showInsights } from "./insights.js";
@@ -18,14 +18,14 @@ import { installWhy, refresh as refreshWhy } from "./why.js";
 
 const LIVE_SECONDS = 2;
 const HEALTH_SECONDS = 3;
-const REQUESTS_ASKED = 100;
+const REQUESTS_ASKED = 50;
 const TOGETHER_MS = 100;
 
 /** How far the daemon's clock is before that of the browser: all times on the page are the daemon's. */
 let clockAheadMs = 0;
-let loops = [];
-let unfollow = () => {};
-/** Whose every answer was refused; asked again with another key. */
+/** What ends each of the loops that ask. */
+let endings = [];
+/** By path: what was refused, and is asked again with another key. */
 const refusals = new Map();
 
 const nowMs = () => Date.now() + clockAheadMs;
@@ -82,30 +82,39 @@ function startAgain() {
 async function ask(path, take, options) {
   try {
     const body = await getJson(path, options);
-    refusals.delete(pathOnly(path));
     take(body);
     answered();
     return true;
   } catch (error) {
     if (noteFailure(error, path)) return false;
     throw error;
-  } finally {
-    state.refusal = refusals.values().next().value ?? null;
-    showSoon();
   }
 }
-
-const pathOnly = (path) => path.replace(/\?.*/, "");
 
 /** Whether asking again is of no use. */
 function noteFailure(error, path) {
   if (error instanceof Unreachable) state.isUp = false;
-  if (error instanceof Refused) refusals.set(pathOnly(path), { status: error.status, message: error.message, hadKey: Boolean(key.get()) });
+  if (error instanceof Refused) refusals.set(path.replace(/\?.*/, ""), error);
+  state.refusal = chiefRefusal();
   showSoon();
   return error instanceof Refused;
 }
 
-const askHealth = () => ask("/health", (body) => (state.health = body), { expected: [503] });
+/** That of the figures for operators before that of the insights: the operator's key opens both. */
+function chiefRefusal() {
+  const [path, error] = [...refusals].sort(([one], [other]) => one.localeCompare(other))[0] ?? [];
+  return error ? { isForOperators: path.startsWith("/admin/"), status: error.status, message: error.message, hadKey: Boolean(key.get()) } : null;
+}
+
+const isServing = () => state.health?.status === "ok" || state.health?.status === "degraded";
+
+function takeHealth(body) {
+  const wasWaitedFor = state.health !== null && !isServing();
+  state.health = body;
+  if (wasWaitedFor && isServing()) start();
+}
+
+const askHealth = () => ask("/health", takeHealth, { expected: [503] });
 
 const askCache = () => ask("/admin/cache", (body) => (state.cache = body));
 
@@ -122,25 +131,20 @@ const askHistory = () =>
 function takeInsights({ name, data }) {
   if (name !== "insights") return;
   state.insights = JSON.parse(data);
-  refusals.delete("/insights/stream");
   answered();
 }
 
 function start() {
-  loops.forEach((loop) => loop.stop());
-  unfollow();
+  endings.forEach((end) => end());
   refusals.clear();
-  loops = [
+  state.refusal = null;
+  endings = [
     repeat(askHealth, () => HEALTH_SECONDS),
     repeat(askCache, () => LIVE_SECONDS),
     repeat(askRequests, () => LIVE_SECONDS),
     repeat(askHistory, () => Math.min(Math.max(state.intervalSeconds, 1), 5)),
+    follow("/insights/stream", takeInsights, (error) => !noteFailure(error, "/insights/stream")),
   ];
-  unfollow = follow("/insights/stream", takeInsights, (error) => {
-    const isOfNoUse = noteFailure(error, "/insights/stream");
-    state.refusal = refusals.values().next().value ?? null;
-    return !isOfNoUse && !(error instanceof Failed && error.status === 404);
-  });
 }
 
 function chooseSpan() {

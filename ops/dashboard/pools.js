@@ -2,7 +2,7 @@
 
 import { chartPanel } from "./charts.js";
 import { byId } from "./dom.js";
-import { shownPoints, state } from "./state.js";
+import { shownFrom, shownPoints, state } from "./state.js";
 import { age, bytes, count, percent, POOLS } from "./words.js";
 
 const SERIES = [
@@ -58,10 +58,10 @@ function dataOf(pool, unit, format, points, nowMs) {
     x: moments.map(({ at }) => at),
     values: Object.fromEntries(SERIES.map(({ id }) => [id, moments.map((each) => each[id])])),
     now,
-    from: nowMs - state.spanSeconds * 1000,
+    from: shownFrom(nowMs),
     to: nowMs,
     capacity: now.capacity,
-    tickFormat: pool === "host_units" ? byteTicks(now.capacity) : { tickformat: ",d" },
+    ticks: ticks(now.capacity, format),
     headline: `${percent(used / now.capacity)} of ${format(now.capacity)}${pool === "host_units" ? "" : ` ${unit}`}`,
     summary:
       `${SERIES.map(({ id, title }) => `${title} ${format(now[id])}`).join(", ")}, of ${format(now.capacity)}.` +
@@ -91,7 +91,7 @@ function liveStates(pool, lastPoint) {
   return Object.fromEntries(Object.entries(units).map(([name, value]) => [name, value * unitBytes]));
 }
 
-function byteTicks(capacity) {
-  const places = [0, capacity / 2, capacity];
-  return { tickmode: "array", tickvals: places, ticktext: places.map((place) => bytes(place)) };
+function ticks(capacity, format) {
+  const places = [0, capacity > 1 ? Math.round(capacity / 2) : null, capacity].filter((place) => place !== null);
+  return { tickmode: "array", tickvals: places, ticktext: places.map(format) };
 }

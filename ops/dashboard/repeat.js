@@ -4,7 +4,7 @@ const LONGEST_WAIT_SECONDS = 15;
 
 /**
  * Do `task` at once and then `seconds()` after each end. It answers false to end it, and is asked again later when it
- * throws. Gives back {now, stop}.
+ * throws. Gives back a function that ends it.
  */
 export function repeat(task, seconds) {
   let timer = null;
@@ -37,12 +37,9 @@ export function repeat(task, seconds) {
   const onVisible = () => document.hidden || turn();
   document.addEventListener("visibilitychange", onVisible);
   turn();
-  return {
-    now: turn,
-    stop: () => {
-      isStopped = true;
-      clearTimeout(timer);
-      document.removeEventListener("visibilitychange", onVisible);
-    },
+  return () => {
+    isStopped = true;
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", onVisible);
   };
 }

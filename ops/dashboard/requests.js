@@ -5,8 +5,6 @@ import { summary } from "./record.js";
 import { state } from "./state.js";
 import { clock, count, duration, NONE, number, PATHS, percent, plain } from "./words.js";
 
-const SHOWN = 50;
-
 const COLUMNS = [
   { title: "Started", kind: "wide" },
   { title: "Request" },
@@ -41,7 +39,7 @@ export function showRequests() {
     byId("filter").addEventListener("change", showRequests);
   }
   const wanted = FILTERS[byId("filter").value];
-  const shown = state.requests.map(summary).filter(wanted).slice(0, SHOWN);
+  const shown = state.requests.map(summary).filter(wanted);
   syncChildren(rows.tBodies[0], shown, (each) => `${each.id} ${each.startedMs}`, buildRow, updateRow);
   rows.hidden = shown.length === 0;
   setText(nothing, shown.length ? "" : state.requests.length ? "None of the last requests is one of those." : "No request yet.");

@@ -33,6 +33,12 @@ export function shownPoints(nowMs) {
   return state.points.filter((point) => point.timestamp_unix_ms >= from);
 }
 
+/** Where the time that is shown begins: with the daemon, when that is younger, but never less than a minute ago. */
+export function shownFrom(nowMs) {
+  const first = Math.min(state.points[0]?.timestamp_unix_ms ?? nowMs, nowMs - 60_000);
+  return Math.max(first, nowMs - state.spanSeconds * 1000);
+}
+
 /** Sum of one number of each point. */
 export const total = (points, numberOf) => points.reduce((sum, point) => sum + (numberOf(point) ?? 0), 0);
 

@@ -18,7 +18,7 @@ export function statusInWords(known, nowMs) {
   if (known.isUp === false) return unreachable(known);
   const status = known.health?.status ?? known.insights?.status;
   if (!status) return { tone: "off", headline: "Asking the daemon …", detail: "" };
-  const reasons = (known.health?.reasons ?? []).join("; ");
+  const reasons = (known.health?.reasons ?? []).map((reason) => reason.replace(/^[a-z]+\.[a-z_]+: /, "")).join("; ");
   if (status === "starting") return { tone: "notice", headline: "Starting", detail: sentence(reasons || "the model is being loaded") };
   if (status === "draining") return { tone: "notice", headline: "Shutting down", detail: sentence(reasons || "running requests are finished, new ones are turned away") };
   if (status === "unavailable") return { tone: "bad", headline: "Not serving", detail: sentence(reasons) };
@@ -33,8 +33,8 @@ export function statusInWords(known, nowMs) {
   const isBad = reuse === "collapsed" || (reuse === "healthy" && worst(known)?.severity === "critical");
   const tone = isBad ? "bad" : "notice";
   const what = reuse === "healthy" ? worstTitle(known) ?? reasons : REUSE[reuse];
-  const more = reasons.toLowerCase() === what?.toLowerCase() ? "" : sentence(reasons);
-  return { tone, headline: `Degraded: ${what || "see below"}`, work, detail: [more, detail].filter(Boolean).join(" ") };
+  const saysMore = reasons.toLowerCase() !== what?.toLowerCase() && known.insights?.insights.length !== 1;
+  return { tone, headline: `Degraded: ${what || "see below"}`, work, detail: [saysMore ? sentence(reasons) : "", detail].filter(Boolean).join(" ") };
 }
 
 function unreachable(known) {
