@@ -38,7 +38,8 @@ def series():
     """Every series that a daemon with a model exports: its name and labels."""
     metrics = Metrics("1.2.3", ["/v1/chat/completions"])
     metrics.watch_insights(Insights())
-    metrics.watch_engine(snapshot, "tiny", "qwen3_next", "torch")
+    ages = dict.fromkeys(snapshot().pools, 1.0)
+    metrics.watch_engine(lambda: snapshot(oldest_entry_seconds=ages), "tiny", "qwen3_next", "torch")
     page, _ = metrics.expose("text/plain")
     families = text_string_to_metric_families(page.decode())
     return [(sample.name, sample.labels) for family in families for sample in family.samples]
