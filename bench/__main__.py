@@ -6,7 +6,7 @@ import importlib
 import logging
 import sys
 
-NAMES = ("cache_scale", "models", "overhead", "soak", "stall")
+NAMES = ("cache_scale", "models", "observing", "overhead", "soak", "stall")
 
 
 def main() -> int:

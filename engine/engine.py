@@ -223,8 +223,8 @@ class Engine:
         """Who lives in the cache, at most `most` of them by name."""
         return take_census(self._loop.scheduler.cache, self._clock(), most)
 
-    def observe(self, observer: Observer) -> None:
-        """Let `observer` know of everything that happens from now on; there is one at most."""
+    def observe(self, observer: Observer | None) -> None:
+        """Let `observer` know of everything that happens from now on; there is one at most, or None."""
         self._loop.observer = observer
 
     @property
