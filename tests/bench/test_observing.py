@@ -1,6 +1,7 @@
 """The bench of what it costs to be observed: it really observes, and tells a cost above the limit."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_everything_is_on_in_one_half_and_off_in_the_other(monkeypatch, capsys):
 
     def keep(log):
         close(log)
-        written.extend(json.loads(line) for line in open(log._path))
+        written.extend(json.loads(line) for line in Path(log._path).read_text().splitlines())
 
     monkeypatch.setattr(observing.EventLog, "close", keep)
     code = observing.main(["demo", "--rounds", "1", "--tokens", "4", "--turns", "1"])
