@@ -4,6 +4,7 @@ import { element, setText, syncChildren, table } from "./dom.js";
 import { clock } from "./words.js";
 
 const TABLE_ROWS = 12;
+const SHORT_MS = 480_000;
 
 /** Plotly, when it has come. Rejects where it never will. */
 const library = new Promise((resolve, reject) => {
@@ -79,17 +80,19 @@ function showTable(numbers, series, { x, values }, format) {
 /** Plotly shows times as if they were in Greenwich; this moves them to where the operator is. */
 const localTimes = (x) => x.map((unixMs) => unixMs - new Date(unixMs).getTimezoneOffset() * 60_000);
 
-function traces(series, { x, values }, isStacked, format) {
+/** `stepMs`: each value is that of the time before its moment; without it, that of the moment. */
+function traces(series, { x, values, stepMs }, isStacked, format) {
   const colours = getComputedStyle(document.documentElement);
   const colour = (name) => colours.getPropertyValue(`--${name}`).trim();
-  const times = localTimes(x);
+  const times = localTimes(stepMs && x.length ? [x[0] - stepMs, ...x] : x);
+  const whole = (numbers) => (stepMs ? [...numbers.slice(0, 1), ...numbers] : numbers);
   return series.map((each) => ({
     type: "scatter",
     mode: "lines",
     name: each.title,
     x: times,
-    y: values[each.id],
-    text: values[each.id].map(format),
+    y: whole(values[each.id]),
+    text: whole(values[each.id]).map(format),
     hovertemplate: "%{text}",
     stackgroup: isStacked ? "all" : undefined,
     fill: isStacked ? undefined : each.isFilled ? "tozeroy" : "none",
@@ -117,7 +120,7 @@ function layout({ from, to, capacity, ticks }, isStacked) {
     dragmode: false,
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("surface"), bordercolor: colour("line"), font: { color: colour("text"), size: 12 } },
-    xaxis: { ...quiet, type: "date", range: [first, last], nticks: 5, tickformat: "%H:%M", hoverformat: "%H:%M:%S", showgrid: false },
+    xaxis: { ...quiet, type: "date", range: [first, last], nticks: 4, tickformat: to - from < SHORT_MS ? "%H:%M:%S" : "%H:%M", hoverformat: "%H:%M:%S", showgrid: false },
     yaxis: { ...quiet, range: capacity ? [0, capacity] : undefined, rangemode: "tozero", nticks: 4, ...ticks },
   };
 }

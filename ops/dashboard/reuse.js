@@ -5,7 +5,7 @@ import { byId, element, setShare, setText, syncChildren, table } from "./dom.js"
 import { ranked, shownFrom, shownPoints, state, total } from "./state.js";
 import { count, duration, LOSSES, PATHS, percent, plain, UNAVOIDABLE } from "./words.js";
 
-const BARS = 60;
+const STEPS = 60;
 
 const SERIES = [
   { id: "achieved", title: "reused", isFilled: true, of: (cache) => cache.reused_tokens },
@@ -40,14 +40,15 @@ export function showReuse(nowMs) {
 const lossWords = (reason) => [plain(reason, LOSSES), UNAVOIDABLE.has(reason) ? "no cache could have kept it" : ""];
 
 function reuseData(points, nowMs) {
-  const width = Math.max(state.intervalSeconds, state.spanSeconds / BARS) * 1000;
+  const from = shownFrom(nowMs);
+  const width = Math.max(1, Math.ceil((nowMs - from) / 1000 / STEPS / state.intervalSeconds)) * state.intervalSeconds * 1000;
   const bins = new Map();
   for (let start = Math.floor((points[0]?.timestamp_unix_ms ?? nowMs) / width); start <= Math.floor(nowMs / width); start += 1) bins.set(start, { achieved: 0, expected: 0, achievable: 0 });
   for (const { timestamp_unix_ms, context_cache } of points) {
     const bin = bins.get(Math.floor(timestamp_unix_ms / width));
     if (bin) for (const { id, of } of SERIES) bin[id] += of(context_cache) ?? 0;
   }
-  // The bar that has only begun would look like a fall.
+  // A step that has only begun would look like a fall.
   if (bins.size > 1) bins.delete([...bins.keys()].at(-1));
   const sums = Object.fromEntries(SERIES.map(({ id, of }) => [id, total(points, ({ context_cache }) => of(context_cache))]));
   const share = percent(sums.achieved / sums.achievable);
@@ -55,7 +56,8 @@ function reuseData(points, nowMs) {
     x: [...bins.keys()].map((start) => (start + 1) * width),
     values: Object.fromEntries(SERIES.map(({ id }) => [id, [...bins.values()].map((bin) => bin[id])])),
     now: sums,
-    from: shownFrom(nowMs),
+    from,
+    stepMs: width,
     to: nowMs,
     ticks: { tickformat: "~s" },
     headline: sums.achievable > 0 ? `${share} of the achievable` : "nothing was achievable",

@@ -79,7 +79,10 @@ export function duration(seconds) {
 }
 
 /** In whole seconds: how long something has lasted. */
-export const age = (seconds) => (seconds < 60 ? `${Math.max(0, Math.round(seconds))} s` : duration(Math.round(seconds)));
+export function age(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  return whole < 60 ? `${whole} s` : duration(whole);
+}
 
 export const clock = (unixMs) => clockFormat.format(unixMs);
 
