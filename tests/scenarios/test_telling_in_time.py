@@ -242,7 +242,7 @@ async def test_s27_s58_a_pool_stuck_at_all_but_one_is_found_within_five_requests
             seen.add((await house.get("/health"))["reuse"])
             if "collapsed" in seen and not self_heal:
                 break
-            assert missed <= 5
+            assert missed <= 5 or self_heal
         if self_heal:
             told = await house.told()
             assert "collapsed" not in seen
