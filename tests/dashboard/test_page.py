@@ -103,10 +103,11 @@ def test_one_request_tells_why_it_was_slow(seen, busy):
     assert "#request" not in page.url
 
 
-def test_the_address_of_a_request_can_be_passed_on(seen, busy):
+def test_the_address_of_a_request_can_be_passed_on(context, busy):
     request_id = Traffic(busy.url, "friend").turn().headers["x-request-id"]
-    seen.page.goto(f"{busy.url}/#request/{request_id}")
-    expect(seen.page.get_by_role("dialog")).to_contain_text(request_id)
+    with visit(context, f"{busy.url}/#request/{request_id}") as friend:
+        expect(friend.page.get_by_role("dialog")).to_contain_text(request_id)
+        expect(friend.page.locator("#why .stack").first).to_be_visible()
 
 
 def test_the_keyboard_reaches_every_control(seen):
