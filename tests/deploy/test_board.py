@@ -1,5 +1,6 @@
 """The Grafana board, and that board and rules ask only for what the daemon exports."""
 
+import functools
 import itertools
 import json
 import re
@@ -23,14 +24,20 @@ OTHERS = {"ALERTS"}
 """Series that Prometheus itself makes."""
 
 
+def filled_in(expression, rate_interval="1m"):
+    """With the board's variables as Grafana would fill them in."""
+    values = {"$__rate_interval": rate_interval, "$instance": ".+", "$pool": "host_units"}
+    return functools.reduce(lambda text, name: text.replace(name, values[name]), values, expression)
+
+
+def panel_expressions(rate_interval="1m"):
+    return [filled_in(target["expr"], rate_interval) for panel in PANELS for target in panel["targets"]]
+
+
 def board_expressions():
-    """Everything that the board asks Prometheus, with its variables filled in as Grafana would."""
-    asked = [target["expr"] for panel in PANELS for target in panel["targets"]]
-    asked += [note["expr"] for note in BOARD["annotations"]["list"] if "expr" in note]
-    return [
-        each.replace("$__rate_interval", "1m").replace("$instance", ".+").replace("$pool", "host_units")
-        for each in asked
-    ]
+    """Everything that the board asks Prometheus."""
+    notes = [note["expr"] for note in BOARD["annotations"]["list"] if "expr" in note]
+    return panel_expressions() + [filled_in(each) for each in notes]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.deploy.prometheus_files import all_rules, time_lapse
 from tests.deploy.prometheus_process import run_prometheus, until
+from tests.deploy.test_board import panel_expressions
 from tests.deploy.traffic import conversations
 from tests.e2e.conftest import run_daemon
 from tests.programs import needs_program
@@ -72,6 +73,16 @@ def test_promtool_finds_nothing_to_say_about_the_page(daemon):
 def test_every_recording_rule_has_a_value(prometheus):
     wanted = {rule["record"] for rule in all_rules() if "record" in rule}
     until(lambda: wanted <= {series["metric"]["__name__"] for series in prometheus.query('{__name__=~"dalsegno:.+"}')})
+
+
+def test_every_panel_of_the_board_has_something_to_show(prometheus):
+    empty = panel_expressions(rate_interval="5s")
+
+    def is_filled():
+        empty[:] = [each for each in empty if not prometheus.query(each)]
+        return not empty
+
+    until(is_filled)
 
 
 def test_a_collapse_fires_by_the_daemon_s_word_and_by_the_tokens_and_resolves(daemon, prometheus, drill):
