@@ -14,7 +14,7 @@ from bench.drill.timeline import Mark, Timeline
 from bench.drill.traffic import CONVERSATIONS, Asked, Traffic
 from bench.soak.client import SoakClient
 
-MOST_MISSED = 8
+MOST_MISSED = 10
 """Requests that may be computed again from their first token, though they could have been reused, until the daemon says
 that reuse has collapsed."""
 
@@ -27,12 +27,12 @@ _TELL_SECONDS = 15.0
 """How long insights and metrics may lag behind the state."""
 
 SETTINGS = {
-    "engine.max_concurrency": "2",
+    "engine.max_concurrency": "1",
     "engine.max_context": "2048",
     "engine.prefill_chunk": "128",
     "cache.page_size": "16",
     "cache.kv_pages": "256",
-    "cache.device_state_slots": "4",
+    "cache.device_state_slots": "2",
     "cache.host_cache_mib": "64",
     "cache.host_state_slots": "24",
     "cache.self_heal": "false",
@@ -142,7 +142,7 @@ class CollapseDrill:
             found = Detection(timeline.requests - before, missed, timeline.seconds - first_missed_at)
             timeline.add(
                 Mark.ALARM,
-                f"reuse is {self._reuse}: {found.requests} requests after the fault, "
+                f"{_words(self._reuse)}: {found.requests} requests after the fault, "
                 f"{found.missed} of them computed again needlessly",
             )
             if self._reuse == "collapsed":
@@ -153,7 +153,7 @@ class CollapseDrill:
         timeline.expect(
             False,
             f"the collapse was not detected: {timeline.requests - before} requests after the fault, {missed} of them "
-            f"computed again needlessly, reuse is {self._reuse}",
+            f"computed again needlessly, {_words(self._reuse)}",
         )
         return None
 
@@ -201,11 +201,11 @@ class CollapseDrill:
         timeline.expect(not found["remaining"], f"the books are still wrong: {found['remaining'][:1]}")
         for _ in range(_MOST_ROUNDS_TO_HEAL * CONVERSATIONS):
             if await self._saw_change():
-                timeline.add(Mark.WELL if self._reuse == "healthy" else Mark.HEAL, f"reuse is {self._reuse}")
+                timeline.add(Mark.WELL if self._reuse == "healthy" else Mark.HEAL, _words(self._reuse))
             if self._reuse == "healthy":
                 break
             await self._ask()
-        timeline.expect(self._reuse == "healthy", f"reuse did not heal: it is {self._reuse}")
+        timeline.expect(self._reuse == "healthy", f"reuse did not heal: {_words(self._reuse)}")
         if self._reuse != "healthy":
             return False
         await self._tell_healed()
@@ -267,6 +267,10 @@ class CollapseDrill:
         achievable = sum(asked.achievable_tokens for asked in self._last)
         cached = sum(asked.cached_tokens for asked in self._last)
         return f"{100 * cached / achievable:.0f} %" if achievable else "nothing yet"
+
+
+def _words(reuse: str) -> str:
+    return "reuse has collapsed" if reuse == "collapsed" else f"reuse is {reuse}"
 
 
 def _line(body: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from bench.soak.client import Manner, SoakClient
 from bench.soak.sessions import CHAT, Ask, Messages, words
 from engine.errors import EngineError
 
-CONVERSATIONS = 8
+CONVERSATIONS = 10
 _TURNS = (10, 18)
 _WORDS = (20, 30)
 _MAX_TOKENS = 8

@@ -14,9 +14,9 @@ DRILL = [sys.executable, "-m", "server", "drill", "collapse"]
 TIMELINE = (
     "a private daemon with the bundled model and small pools is started",
     "it serves at http://127.0.0.1:",
-    "healthy: 8 conversations take turns",
+    "healthy: 10 conversations take turns",
     "the fault leak_host_state is switched on",
-    "reuse is collapsed: ",
+    "reuse has collapsed: ",
     "the insight prefix.reuse_collapsed is open",
     "What to do: ",
     "health says so",
