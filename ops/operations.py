@@ -168,7 +168,7 @@ class Operations:
             sample = self._meter.sample(snapshot, now)
             self.history.add(round(self._unix_time() * 1000), sample)
             self._tell(sample)
-        shown = (health.status, self.reuse, [(each.id, each.severity, each.title) for each in self.active])
+        shown = (health.status, self.reuse, [(each.id, each.severity, each.recommendation) for each in self.active])
         if shown != self._shown:
             self._shown = shown
             self.changes.happened()
