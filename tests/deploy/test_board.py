@@ -8,11 +8,8 @@ import subprocess
 
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
-from ops.metrics import Metrics
 from tests.deploy.prometheus_files import DEPLOY, RULE_TESTS, all_rules, load
-from tests.ops.test_metrics import Insights, snapshot
 from tests.programs import needs_program
 
 GRAFANA = DEPLOY / "grafana"
@@ -38,23 +35,6 @@ def board_expressions():
     """Everything that the board asks Prometheus."""
     notes = [note["expr"] for note in BOARD["annotations"]["list"] if "expr" in note]
     return panel_expressions() + [filled_in(each) for each in notes]
-
-
-@pytest.fixture(scope="module")
-def series():
-    """Every series that a daemon with a model exports: its name and labels."""
-    metrics = Metrics("1.2.3", ["/v1/chat/completions"])
-    metrics.watch_insights(Insights())
-    ages = dict.fromkeys(snapshot().pools, 1.0)
-    metrics.watch_engine(lambda: snapshot(oldest_entry_seconds=ages), "tiny", "qwen3_next", "torch")
-    page, _ = metrics.expose("text/plain")
-    families = text_string_to_metric_families(page.decode())
-    return [(sample.name, sample.labels) for family in families for sample in family.samples]
-
-
-@pytest.fixture(scope="module")
-def exported(series):
-    return {name for name, _ in series}
 
 
 def names_in(expression):
