@@ -6,7 +6,7 @@ import importlib
 import logging
 import sys
 
-NAMES = ("cache_scale", "models", "observing", "overhead", "soak", "stall")
+NAMES = ("cache_scale", "labelled", "models", "observing", "overhead", "soak", "stall")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from bench.replay.history import named_frontiers
 from bench.replay.measure import Measurements, Sample, Served
 from bench.replay.requests import SimRequest, Symbols
 from bench.replay.sizes import Scale, Sizes, cache_options
-from cache import CaptureTicket, ContextCache, Copy, Match, PoolCounts, RequestLease, ReuseReport, Tier, audit
+from cache import CaptureTicket, ContextCache, Copy, Fault, Match, PoolCounts, RequestLease, ReuseReport, Tier, audit
 from engine.frontiers import MAX_ANCHORS, with_places_on_the_way
 
 _OUTPUT_STEP_TOKENS = 64
@@ -69,9 +69,17 @@ class SimSequence:
 class SimServer:
     """First come, first served; chunked prefill beside decode. Mutable: `advance` moves its clock."""
 
-    def __init__(self, sizes: Sizes, scale: Scale, model: CostModel, measurements: Measurements) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        scale: Scale,
+        model: CostModel,
+        measurements: Measurements,
+        cache: ContextCache | None = None,
+    ) -> None:
+        """`cache` is one that others watch, or in which faults are switched on; None makes one."""
         self.now = 0.0
-        self.cache = ContextCache(cache_options(sizes, scale, model))
+        self.cache = cache or ContextCache(cache_options(sizes, scale, model))
         self.answered: deque[SimSequence] = deque()
         """Those that have ended since someone looked."""
         self._sizes = sizes
@@ -88,6 +96,18 @@ class SimServer:
     @property
     def is_idle(self) -> bool:
         return not (self._waiting or self._prefilling or self._decoding)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def prefilling(self) -> int:
+        return len(self._prefilling)
+
+    @property
+    def decoding(self) -> int:
+        return len(self._decoding)
 
     @property
     def _running(self) -> int:
@@ -185,10 +205,20 @@ class SimServer:
         return True
 
     def _end_restores(self) -> None:
-        for sequence in self._prefilling:
+        for sequence in tuple(self._prefilling):
             if sequence.held.is_restoring and sequence.ready_at <= self.now:
-                self.cache.confirm_restore(sequence.held, self.now)
+                if Fault.RESTORE_FAIL in self.cache.faults:
+                    self._fail_restore(sequence)
+                else:
+                    self.cache.confirm_restore(sequence.held, self.now)
                 self._changes += 1
+
+    def _fail_restore(self, sequence: SimSequence) -> None:
+        """It is let in once more, as if for the first time, without what could not be copied."""
+        self.cache.fail_restore(sequence.held, self.now)
+        self._prefilling.remove(sequence)
+        sequence.lease = sequence.report = None
+        self._waiting.appendleft(sequence)
 
     def _has_waited_enough(self, sequence: SimSequence) -> bool:
         return sequence.is_held_back and self.now - sequence.sent_at > _MOST_HELD_BACK_SECONDS

@@ -13,6 +13,8 @@ _SHARED_HIT_WEIGHT = 0.1
 _USUAL_SHARE = 0.5
 """A request with half of the usual tokens or more weighs as much as any other."""
 _LEARNING_RATE = 0.1
+_NOTICEABLE_SHARE = 0.05
+"""Less than this share lost is a matter of where checkpoints stand."""
 _ROOM_SHARE = 1 / 8
 _GAVE_WAY = frozenset({LossReason.EVICTED_STATE.value, LossReason.EVICTED_KV.value})
 """What a cache that is full does all the time; any other reason for losing what was to be expected is a fault."""
@@ -32,12 +34,20 @@ class Chance:
     """Of most of what was lost; empty where nothing was."""
     is_sure: bool
     """Whether no rule about what gives way can be the cause: it is lost for another reason, or while there is room."""
+    fault_weight: float
+    """0 unless it is sure to be a fault; then 1, or less for a few tokens. How much of a long prompt was found all the
+    same is not asked: where nothing new is kept, the first requests lose only what was said last."""
     is_root: bool
 
     @property
     def is_loss(self) -> bool:
         """Whether most of it was lost."""
         return self.loss > 0.5
+
+    @property
+    def is_noticeable(self) -> bool:
+        """Whether some of it was lost, if only what was said last."""
+        return self.loss >= _NOTICEABLE_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +92,15 @@ class ChanceScale:
             loss = 1.0 if is_shared else (expected - cached) / expected
         else:
             loss = (expected - cached) / cached
-        weight = self._weight(max(expected - cached, 0) if is_shared and expected > cached else at_stake)
+        lost = max(expected - cached, 0)
+        usual = self._usual_tokens or at_stake
+        weight = self._weight(lost if is_shared and lost else at_stake)
         if is_shared and expected <= cached:
             weight *= _SHARED_HIT_WEIGHT
-        lost = max(expected - cached, 0)
         reason = next(iter(report.lost), "") if lost else ""
         is_sure = bool(lost) and (reason not in _GAVE_WAY or room.holds(reason))
-        return Chance(loss, weight, expected, lost, reason, is_sure, report.path == ROOT_PATH)
+        fault_weight = min(1.0, lost / (_NOTICEABLE_SHARE * usual)) if is_sure and loss >= _NOTICEABLE_SHARE else 0.0
+        return Chance(loss, weight, expected, lost, reason, is_sure, fault_weight, report.path == ROOT_PATH)
 
     def _weight(self, tokens: int) -> float:
         usual = self._usual_tokens

@@ -18,22 +18,23 @@ _GOOD_LOSS = 0.25
 """A request that loses no more than this share is a good one."""
 _BAD_LOSS = 0.6
 """Tolerated by the quick tests: only an almost unbroken row of losses adds up."""
-_SURE_COLLAPSED_AT = 1.5
-"""Four total losses in a row (0.4 each) that no rule about what gives way could have caused."""
 _DOUBTFUL_COLLAPSED_AT = 1.9
 """Five total losses in a row, while it is not known that the books are sound."""
 _DOUBTFUL_DEGRADED_AT = 1.1
 """Three of them."""
 _SUSPICIOUS_AT = 0.7
 """Two of them: time for an audit."""
-_SURE_TOLERATED = 0.2
-_SURE_DEGRADED_AT = 1.5
-"""Two total losses in a row (0.8 each), or a third of all chances for some time."""
+_FEW_FAULTS = 0.05
+_FAULTS_DEGRADED_AT = 1.8
+"""Two losses within 20 chances that no rule about what gives way could have caused: healthy traffic has hardly any."""
+_MANY_FAULTS = 0.3
+_FAULTS_COLLAPSED_AT = 2.7
+"""Four of them in a row (0.7 each), or most of the chances for some time."""
 _ROOTS_AT_FULL_HOST = 5
 """Computed from the first token, one after the other, while host memory has room for one state at most."""
-_SLOW_TOLERATED = 0.35
-_SLOW_DEGRADED_AT = 15.0
-"""Books are sound and pools are full: others were kept instead. 23 total losses in a row are no mere trade."""
+_SLOW_TOLERATED = 0.5
+_SLOW_DEGRADED_AT = 10.0
+"""Books are sound and pools are full: others were kept instead. 20 in a row that lose something are no mere trade."""
 _SLOW_COLLAPSED_AT = 20.0
 """The same, by the quick sum: 50 total losses in a row."""
 _GOOD_STEP = 0.5
@@ -80,7 +81,7 @@ class ReuseWatch:
         self._changed_at = 0.0
         """When it was last in another state, or a request could have reused something."""
         self._roots_in_a_row = 0
-        self._any = self._slow = self._sure = self._sure_slow = 0.0
+        self._any = self._slow = self._few_faults = self._many_faults = 0.0
         """Sums of losses: all of them, twice, and those that are sure to be a fault, twice."""
         self._good = 0.0
 
@@ -95,14 +96,17 @@ class ReuseWatch:
         self._changed_at = now
         loss, weight = chance.loss, chance.weight
         self.losses_in_a_row = self.losses_in_a_row + 1 if chance.is_loss else 0
-        self.good_in_a_row = self.good_in_a_row + 1 if loss <= _GOOD_LOSS else 0
         self._roots_in_a_row = self._roots_in_a_row + 1 if chance.is_loss and chance.is_root and is_host_full else 0
         self._any = max(0.0, self._any + weight * (loss - _BAD_LOSS))
-        self._slow = max(0.0, self._slow + weight * (loss - _SLOW_TOLERATED))
-        if chance.is_sure or loss <= 0:
-            self._sure = max(0.0, self._sure + weight * (loss - _BAD_LOSS))
-            self._sure_slow = max(0.0, self._sure_slow + weight * (loss - _SURE_TOLERATED))
-        good = weight * _GOOD_STEP if loss <= _GOOD_LOSS else -_HEALTHY_AT * weight
+        self._slow = max(0.0, self._slow + weight * ((1.0 if chance.is_noticeable else loss) - _SLOW_TOLERATED))
+        fault = chance.fault_weight
+        self._few_faults = max(0.0, self._few_faults + (fault * (1 - _FEW_FAULTS) if fault else -weight * _FEW_FAULTS))
+        self._many_faults = max(
+            0.0, self._many_faults + (fault * (1 - _MANY_FAULTS) if fault else -weight * _MANY_FAULTS)
+        )
+        is_good = loss <= _GOOD_LOSS and not fault
+        self.good_in_a_row = self.good_in_a_row + 1 if is_good else 0
+        good = weight * _GOOD_STEP if is_good else -_HEALTHY_AT * max(weight, fault)
         self._good = max(0.0, self._good + good)
 
     def judge(self, now: float, books: Books) -> None:
@@ -143,11 +147,11 @@ class ReuseWatch:
         is_doubtful = books is Books.DOUBTFUL and (
             self._any >= _DOUBTFUL_COLLAPSED_AT or self._roots_in_a_row >= _ROOTS_AT_FULL_HOST
         )
-        return is_doubtful or self._sure >= _SURE_COLLAPSED_AT or self._any >= _SLOW_COLLAPSED_AT
+        return is_doubtful or self._many_faults >= _FAULTS_COLLAPSED_AT or self._any >= _SLOW_COLLAPSED_AT
 
     def _is_degraded(self, books: Books) -> bool:
         is_doubtful = books is Books.DOUBTFUL and self._any >= _DOUBTFUL_DEGRADED_AT
-        return is_doubtful or self._sure_slow >= _SURE_DEGRADED_AT or self._slow >= _SLOW_DEGRADED_AT
+        return is_doubtful or self._few_faults >= _FAULTS_DEGRADED_AT or self._slow >= _SLOW_DEGRADED_AT
 
     def _let_rest(self, now: float) -> None:
         """Without requests that could reuse something, neither good nor bad can be shown."""
@@ -169,5 +173,5 @@ class ReuseWatch:
 
     def _forget(self) -> None:
         """What was lost so far; what was good so far still counts."""
-        self._any = self._slow = self._sure = self._sure_slow = 0.0
+        self._any = self._slow = self._few_faults = self._many_faults = 0.0
         self._roots_in_a_row = 0

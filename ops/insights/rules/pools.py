@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cache import PoolCounts, Tier
 from engine.events import LoopRestarted
 from engine.snapshot import EngineSnapshot
@@ -12,6 +14,10 @@ _IDLE_SECONDS = 10.0
 _BUSY_SECONDS = 30.0
 _CLIFF_HELD_SECONDS = 600.0
 _CLIFF_LEAST_UNITS = 8
+_CLIFF_LEAST_EVICTIONS = 8
+"""A single long conversation may well hold half of a small pool."""
+_EVICTING_POOL = {"host_state_slots": "host_units"}
+"""Where the evictions of a pool are counted, unless under its own name."""
 
 POOL_NAMES = {
     "device_kv_pages": "KV pages on the device",
@@ -73,6 +79,7 @@ class EvictionCliff(Rule):
         self._last: dict[str, PoolCounts] = {}
         self._falls: dict[str, tuple[float, int, int]] = {}
         """By pool: when, from how many cached units to how many."""
+        self._evicted: Counter[str] = Counter()
 
     def saw_reset(self, tiers: tuple[Tier, ...], now: float) -> None:
         self._last.clear()
@@ -82,10 +89,15 @@ class EvictionCliff(Rule):
         self._falls.clear()
 
     def judge(self, snapshot: EngineSnapshot, now: float, *, is_open: bool) -> Finding | None:
+        evicted: Counter[str] = Counter()
+        for (pool, _), number in snapshot.cache.evictions.items():
+            evicted[pool] += number
         for pool, counts in snapshot.pools.items():
-            before = self._last.get(pool)
-            if before is not None and _has_fallen(before, counts):
+            before, name = self._last.get(pool), _EVICTING_POOL.get(pool, pool)
+            left = evicted[name] - self._evicted[name]
+            if before is not None and left >= _CLIFF_LEAST_EVICTIONS and _has_fallen(before, counts):
                 self._falls[pool] = (now, before.cached, counts.cached)
+        self._evicted = evicted
         self._last = dict(snapshot.pools)
         self._falls = {pool: fall for pool, fall in self._falls.items() if now - fall[0] < _CLIFF_HELD_SECONDS}
         if not self._falls:

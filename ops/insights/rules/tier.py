@@ -29,7 +29,7 @@ class TierInert(Rule):
     def saw_reuse(self, report: ReuseReport, now: float) -> None:
         if report.source.get(Tier.HOST, 0) > 0:
             self._since = None
-        elif any(report.lost.get(reason, 0) > 0 for reason in _GONE_FROM_DEVICE):
+        elif 2 * sum(report.lost.get(reason, 0) for reason in _GONE_FROM_DEVICE) > report.achievable_tokens:
             self._chances += 1
 
     def saw_reset(self, tiers: tuple[Tier, ...], now: float) -> None:
