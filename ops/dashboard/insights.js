@@ -65,12 +65,18 @@ function updateCard(card, insight, nowMs) {
   syncChildren(card.querySelector("dl"), [...evidence, ...over], ([name, , before]) => (before ?? "") + name, buildFigure, updateFigure);
 }
 
-/** Text in which `commands` stand between backquotes. */
+/** A command to this daemon, or what stands between backquotes. */
+const COMMANDS = /(curl -X POST \S*[\w/](?: -H '[^']*')?(?: -d '[^']*')?|`[^`]+`)/;
+
+/** Text with its commands set apart, as they are to be typed: the daemon does not know under which address it is seen. */
 function setProse(node, text) {
   if (node.dataset.text === text) return;
   node.dataset.text = text;
-  node.replaceChildren(...text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : part)));
+  const parts = text.split(COMMANDS);
+  node.replaceChildren(...parts.map((part, place) => (place % 2 ? element("code", {}, asTyped(part)) : part)));
 }
+
+const asTyped = (command) => command.replaceAll("`", "").replace(/http:\/\/127\.0\.0\.1:8000(?=\/)/, location.origin);
 
 const buildFigure = () => element("div", {}, element("dt"), element("dd"));
 

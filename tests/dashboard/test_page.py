@@ -77,6 +77,7 @@ def test_an_insight_opens_and_clears_live(seen, busy):
     card = page.locator(COLLAPSED)
     for part in (".statement", ".advice span", ".since"):
         expect(card.locator(part)).not_to_be_empty()
+    expect(card.locator("code").first).to_contain_text(f"curl -X POST {busy.url}/admin/cache/")
     expect(card.locator("dd").first).to_have_text(A_NUMBER)
     expect(page.get_by_role("log")).to_contain_text(card.get_by_role("heading").inner_text())
     with load(busy.url, "lucky"):
