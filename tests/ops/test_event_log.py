@@ -175,7 +175,7 @@ def steady_writer():
 
 
 def test_rotations_in_the_midst_of_writing_lose_nothing(path, open_log, steady_writer):
-    log = open_log(path)
+    log = open_log(path, held_records=1_000_000)
     stop = steady_writer(log)
     olds = [path.with_suffix(f".{number}") for number in range(10)]
     for old in olds:
@@ -201,7 +201,7 @@ def test_a_file_that_is_truncated_in_place_goes_on_from_its_start(path, open_log
 
 
 def test_truncations_in_the_midst_of_writing_leave_whole_lines_in_order(path, open_log, steady_writer):
-    log = open_log(path)
+    log = open_log(path, held_records=1_000_000)
     stop = steady_writer(log)
     for _ in range(10):
         until_written(path, 20)
