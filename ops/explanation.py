@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cache import ROOT_PATH, LossReason, ReuseReport
+from cache import ROOT_PATH, CheckpointKind, LossReason, ReuseReport
 from engine.events import RequestEnded
 from engine.request import FinishReason, Timings
 
 _WORTH_TELLING_SECONDS = 0.05
 _SHARE_WORTH_TELLING = 0.1
+
+_PATHS: Mapping[str, str] = {
+    CheckpointKind.SHARED_STABLE_PREFIX: "its tools and system text",
+    CheckpointKind.PRIVATE_TURN_CLOSURE: "all up to the last turn of its conversation",
+    CheckpointKind.PRIVATE_ENDPOINT: "all up to the end of the answer before it",
+    CheckpointKind.PRIVATE_LONG_ANCHOR: "all up to a place within a long prompt",
+    CheckpointKind.SHARED_BRANCH: "a beginning that others have too",
+}
 
 _LOSSES: Mapping[str, str] = {
     LossReason.COLD: "had never been seen before",
@@ -46,7 +54,7 @@ def _prefill(ended: RequestEnded) -> Iterator[str]:
     if reuse.path == ROOT_PATH:
         yield f"Nothing of its {reuse.prompt_tokens:,} prompt tokens was reused."
     else:
-        yield f"Of its {reuse.prompt_tokens:,} prompt tokens {reuse.cached_tokens:,} were reused ({reuse.path})."
+        yield f"Of its {reuse.prompt_tokens:,} prompt tokens {reuse.cached_tokens:,} were reused: {_PATHS[reuse.path]}."
     if timings.prefill_seconds is not None:
         rate = f", {computed / timings.prefill_seconds:,.0f} a second" if timings.prefill_seconds > 0 else ""
         yield f"Computing the other {computed:,} took {_seconds(timings.prefill_seconds)}{rate}."

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cache import LossReason, ReuseReport
+from cache import CheckpointKind, LossReason, ReuseReport
 from engine.errors import QueueTimeoutError
 from engine.events import RequestEnded
 from engine.request import FinishReason, Timings, Usage
@@ -28,9 +28,13 @@ def test_a_cold_prompt_was_computed():
 
 
 def test_a_hit_says_what_was_reused():
-    assert "Of its 1,000 prompt tokens 900 were reused (private_turn_closure)" in said(
-        report(900, path="private_turn_closure")
-    )
+    words = said(report(900, path="private_turn_closure"))
+    assert "Of its 1,000 prompt tokens 900 were reused: all up to the last turn of its conversation." in words
+
+
+@pytest.mark.parametrize("kind", CheckpointKind)
+def test_each_path_has_words(kind):
+    assert "prompt tokens 900 were reused: " in said(report(900, path=kind))
 
 
 @pytest.mark.parametrize("reason", LossReason)
