@@ -32,6 +32,8 @@ _COMPARED_SHARE = 0.06
 _DROPPED_SHARE = 0.01
 _MOST_REQUESTS_PER_PAUSE = 250
 _LEAST_PAUSES = 10
+_BY_ITSELF = ("stop", "length")
+"""How an answer ends that the counters count; one that was left or that failed has a result too, as far as it came."""
 _REQUESTS_PER_AUDIT = 50
 _REQUESTS_PER_RESET = 700
 _SAMPLE_SECONDS = 2.0
@@ -292,7 +294,7 @@ class Soak:
             if record["outcome"] is None:
                 self._unresolved.append(request_id)
             for answer in record["answers"]:
-                if answer["result"] is not None:
+                if answer["finish_reason"] in _BY_ITSELF:
                     self._enter(answer["result"]["prompt_tokens"], answer["result"])
 
     async def _send_twice(self) -> None:
