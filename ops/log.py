@@ -29,7 +29,9 @@ def configure_logging(level: str, log_format: LogFormat = "auto", stream: TextIO
     ]
     renderer: structlog.typing.Processor
     if is_console:
-        renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        # Not the formatter that it takes by itself, which shows local variables: prompts and keys are among them.
+        plain = structlog.dev.plain_traceback
+        renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
     else:
         renderer = structlog.processors.JSONRenderer()
     steps: list[structlog.typing.Processor] = [

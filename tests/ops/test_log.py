@@ -68,3 +68,15 @@ def test_the_text_of_an_exception_is_kept_for_debug(log_format):
         assert ("the secret is 17" in stream.getvalue()) is is_shown
         assert stream.getvalue().count("ZeroDivisionError") >= 2
         assert "test_log.py" in stream.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_traceback_shows_no_local_variable(log_format):
+    stream = logged("debug", log_format)
+    prompt = "".join(["the ", "secret ", "is 17"])
+    try:
+        len(prompt) / 0
+    except ZeroDivisionError:
+        logging.getLogger("dalsegno").exception("failed")
+    assert "ZeroDivisionError" in stream.getvalue()
+    assert prompt not in stream.getvalue()

@@ -134,7 +134,8 @@ def pools_of(client: httpx.Client) -> Body:
     return client.get("/admin/cache").json()["pools"]
 
 
-def until_judged(client: httpx.Client) -> None:
+def until_judged(client: httpx.Client, **headers: str) -> None:
     """Until a sample was taken after everything that was answered so far: insights are judged before each."""
-    now = client.get("/admin/history").json()["generated_unix_ms"]
-    eventually(lambda: bool(client.get("/admin/history", params={"since": now}).json()["points"]))
+    now = client.get("/admin/history", headers=headers).json()["generated_unix_ms"]
+    since = {"since": now}
+    eventually(lambda: bool(client.get("/admin/history", params=since, headers=headers).json()["points"]))
