@@ -21,15 +21,7 @@ from cache.retention import Retention
 from cache.stats import CacheStats
 from cache.tiers import Tiers
 from cache.tree import Tokens
-from cache.types import (
-    CacheOptions,
-    CheckpointKind,
-    Frontier,
-    LossReason,
-    ReuseReport,
-    SkipReason,
-    Tier,
-)
+from cache.types import CacheOptions, CheckpointKind, Frontier, LossReason, ReuseReport, SkipReason, Tier
 from cache.upkeep import ResetCounts, quarantine, quarantine_pages, reset
 
 
@@ -123,6 +115,11 @@ class ContextCache:
         self.retention.learn(match, now)
         slot = self.tiers.take_slot(match.holder, match.namespace) if self.options.has_state else None
         fresh = self._take_pages(new_pages, match)
+        if fresh is None:
+            if slot is not None:
+                slot.close()
+            self.release(match)
+            return None
         restore, resume = copies_of(match, slot, fresh, own)
         far = [page for page in match.held_pages if page.tier is not Tier.DEVICE]
         lease = RequestLease(
@@ -194,8 +191,9 @@ class ContextCache:
             return True
         if not self.tiers.has_room(missing, slots=0):
             return False
-        lease.pages.extend(self._take_pages(missing, lease))
-        return True
+        pages = self._take_pages(missing, lease)
+        lease.pages.extend(pages or ())
+        return pages is not None
 
     # -- checkpoints
 
@@ -359,8 +357,11 @@ class ContextCache:
             return SkipReason.SLOTS_PINNED
         return SkipReason.SLOTS_WORTH_MORE if self.tiers.is_anchor_worth_less(kind) else None
 
-    def _take_pages(self, count: int, owner: Match | RequestLease) -> list[Replica]:
+    def _take_pages(self, count: int, owner: Match | RequestLease) -> list[Replica] | None:
+        """None where the pool says that so many are there, and they are nobody's: until an audit, they are lost."""
         self.tiers.free_pages(count, owner.namespace)
+        if self.pages.free < count:
+            return None
         return [Replica(lease, Tier.DEVICE) for lease in self.pages.singles(owner.holder, count)]
 
     def _quarantine(self, lease: RequestLease, checkpoint: Checkpoint | None) -> None:

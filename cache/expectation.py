@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from cache.checkpoints import Checkpoint
 from cache.leases import Match, RequestLease
@@ -18,6 +19,15 @@ _COUNTED = frozenset(
     }
 )
 """Those that every prompt is promised; endpoints and anchors are extras, which such a cache would not keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What was to be expected of one prompt."""
+
+    tokens: int = 0
+    reason: LossReason = LossReason.STRUCTURAL
+    """Why less is reused, where less is."""
 
 
 class Expectation:
@@ -68,21 +78,22 @@ class Expectation:
             if each in self:
                 self._own_pages.move_to_end(each.number)
 
-    def of(self, match: Match) -> int:
-        """Tokens of the prompt that such a cache would have saved. What would have to be copied and was left alone, because
-        to compute is quicker, is no loss; what lies ready and was not used is one."""
+    def of(self, match: Match) -> Expected:
+        """What such a cache would have saved of the prompt. What would have to be copied and was left alone, because to
+        compute is quicker, is no loss; what lies ready and was not used is one."""
         known = match.known
         if known.tree is None:
-            return 0
+            return Expected()
         on_path = known.tree.checkpoints_on(known.nodes, match.tokens, len(match.tokens) - 1)
         found = next((each for each in on_path if each in self), None)
         if found is None:
-            return 0
+            return Expected()
         if self._options.has_state:
             is_left_alone = found.loss is None and restore_bytes(found, self._options) > 0
         else:
             is_left_alone = known.reason is LossReason.STRUCTURAL
-        return min(found.frontier_tokens, match.cached_tokens) if is_left_alone else found.frontier_tokens
+        tokens = min(found.frontier_tokens, match.cached_tokens) if is_left_alone else found.frontier_tokens
+        return Expected(tokens, found.loss or LossReason.STRUCTURAL)
 
     def clear(self) -> None:
         self._own_pages.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cache.expectation import Expected
 from cache.leases import Match
 from cache.matching import Known
 from cache.tree import Node, Tokens
@@ -12,7 +13,7 @@ from cache.types import CheckpointKind, Frontier, LossReason, ReuseReport, Tier
 _MOST_NODES_BELOW = 4096
 
 
-def report(match: Match, wanted: Sequence[Frontier], expected_tokens: int, *, has_reuse: bool) -> ReuseReport:
+def report(match: Match, wanted: Sequence[Frontier], expected: Expected, *, has_reuse: bool) -> ReuseReport:
     """What the request reuses and why the rest, up to its own last frontier, is computed."""
     prompt, cached = len(match.tokens), match.cached_tokens
     reusable = max((f.tokens for f in wanted if f.tokens < prompt), default=prompt - 1)
@@ -24,6 +25,7 @@ def report(match: Match, wanted: Sequence[Frontier], expected_tokens: int, *, ha
     else:
         known = match.known
         diverged_at = rewritten_at(known, match.tokens, reusable)
+        steps.append((expected.reason, expected.tokens))
         steps.append((known.reason, known.achievable_tokens))
         steps.append((LossReason.NO_CHECKPOINT, max(known.tokens, diverged_at or 0)))
         steps.append((LossReason.COLD if diverged_at is None else LossReason.DIVERGED, reusable))
@@ -44,7 +46,7 @@ def report(match: Match, wanted: Sequence[Frontier], expected_tokens: int, *, ha
         },
         lost=lost,
         diverged_at=diverged_at,
-        expected_tokens=expected_tokens,
+        expected_tokens=expected.tokens,
     )
 
 

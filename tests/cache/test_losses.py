@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache import Frontier, LossReason, SkipReason
+from cache import Fault, Frontier, LossReason, SkipReason
 from tests.cache.house import BRANCH, CLOSURE, ENDPOINT, SHARED, House
 
 CHAT = range(11)
@@ -251,3 +251,16 @@ def test_a_model_without_states_that_leaves_a_known_path_names_it_a_branch():
     house.serve(CHAT, 10)
     assert house.match((*range(6), 70)).path == BRANCH
     assert house.match((*range(10), 70)).path == CLOSURE
+
+
+def test_what_was_to_be_expected_has_the_reason_of_what_was_to_be_there():
+    """The turn was refused; an endpoint behind it, which nobody promised, was there and gave way."""
+    house = House(state_slots=8)
+    house.cache.faults.switch([Fault.REFUSE_PUBLISH])
+    house.serve(CHAT, 8, endpoint=True)
+    house.cache.faults.switch([])
+    house.serve((*CHAT, 20, 21), endpoint=True)
+    house.cache.tiers.drop_slot(house.checkpoint((*CHAT, 20, 21)))
+    report = house.report((*CHAT, 20, 21, 22), 8)
+    assert (report.expected_tokens, report.achievable_tokens) == (8, 13)
+    assert report.lost == {"publish_skipped": 8}

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from cache import CopyObject, Frontier, Holder, LossReason, PoolExhaustedError, Tier, UnitHandle, UnitState
+from cache import (
+    CopyObject,
+    Frontier,
+    Holder,
+    LossReason,
+    PoolExhaustedError,
+    Tier,
+    UnitHandle,
+    UnitState,
+    check,
+    heal,
+)
 from tests.cache.house import ALL_READY, CLOSURE, SHARED, House, prefix_of
 
 KV, STATE = CopyObject.KV_PAGE, CopyObject.STATE
@@ -303,3 +314,17 @@ def test_a_candidate_that_is_refused_in_the_end_costs_host_memory_nothing():
     assert not house.cache.tiers.make_host_room(7, 1, candidate)
     assert [house.reused(tokens) for tokens in (range(9), range(100, 117))] == [8, 16]
     house.assert_sound()
+
+
+def test_pages_that_leaked_make_requests_wait_and_break_nothing():
+    house = House(kv_pages=6)
+    house.serve(range(11), 10)
+    house.cache.pages.lease(Holder(UnitState.CACHED, "leaked"), 3)
+    match = house.match(range(100, 117))
+    assert house.cache.admit(match, 18, (), house.tick()) is None
+    lease = house.cache.admit(house.match(range(200, 207)), 8, (), house.tick())
+    assert lease is not None
+    assert not house.cache.grow(lease, 20)
+    assert not [each for each in check(house.cache) if "leaked" not in each]
+    assert heal(house.cache)["device_kv_pages"] == 3
+    assert house.cache.grow(lease, 20)
