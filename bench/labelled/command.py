@@ -6,12 +6,12 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 from bench.labelled.judge import Verdict, judge
 from bench.labelled.observers import ALARMS, ROOTS_IN_A_ROW
-from bench.labelled.streams import Stream, faulty_streams, healthy_streams, recovering_streams
+from bench.labelled.streams import Stream, faulty_streams, hard_streams, healthy_streams, recovering_streams
 from ops.insights.types import ReuseState
 
 _SEEDS = 2
@@ -27,7 +27,9 @@ def main(arguments: list[str]) -> int:
     faulty = _run(faulty_streams(seeds))
     recovering = _run(recovering_streams(seeds))
     healthy = _run(healthy_streams(seeds))
-    text = "\n".join(chain(_faulty_table(faulty), [""], _recovery_lines(recovering), [""], _healthy_table(healthy)))
+    hard = _run(hard_streams(seeds))
+    tables = (_faulty_table(faulty), _recovery_lines(recovering), _healthy_table(healthy), _hard_lines(hard))
+    text = "\n\n".join("\n".join(table) for table in tables)
     text += "\n\n" + "\n".join(_summary(faulty, recovering, healthy)) + "\n"
     print(text)
     if options.markdown is not None:
@@ -71,6 +73,18 @@ def _recovery_lines(verdicts: Sequence[Verdict]) -> list[str]:
     for group in _groups(verdicts):
         ends = _names(each.ends_as.value for each in group)
         lines.append(f"| {group[0].stream.name} | {len(group)} | {ends} | {_false(group)} |")
+    return lines
+
+
+def _hard_lines(verdicts: Sequence[Verdict]) -> list[str]:
+    lines = ["| worst cases | streams | what was said | requests until then |", "|---|---|---|---|"]
+    for group in _groups(verdicts):
+        said = [each.detected_as or "nothing" for each in group if each.stream.fault is not None]
+        said += [alarm for each in group for alarm in each.false_alarms]
+        lines.append(
+            f"| {group[0].stream.name} | {len(group)} | {_names(said)} | "
+            f"{_list(each.delay_chances for each in group)} |"
+        )
     return lines
 
 

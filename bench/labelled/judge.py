@@ -65,6 +65,8 @@ class _Judge:
         self.theirs = Supervisor()
         self.is_on = False
         """Whether the fault is there."""
+        self.victim: str | None = None
+        """The only namespace that suffers."""
 
     def saw(self, decided: ReuseDecided, now: float, host_states: PoolCounts) -> None:
         verdict, report = self.verdict, decided.reuse
@@ -73,7 +75,7 @@ class _Judge:
         verdict.chances += is_chance
         lost = report.expected_tokens - report.cached_tokens
         is_lost = lost > _LOST_SHARE * report.expected_tokens
-        if self.is_on and is_chance:
+        if self.is_on and is_chance and self.victim in (None, decided.namespace):
             verdict.losses_after_onset += is_lost
             fault = self.stream.fault
             is_first = is_lost and fault is not None and is_caused_by(fault, report)
@@ -162,7 +164,7 @@ def _plan(drive: Drive, judge: _Judge, stream: Stream) -> None:
 
     def begin(drive: Drive) -> None:
         judge.is_on = True
-        put_in(fault, drive, rng)
+        judge.victim = put_in(fault, drive, rng)
 
     def end(drive: Drive) -> None:
         judge.is_on = False

@@ -98,9 +98,11 @@ class Reuse:
     def _books(self, now: float) -> Books:
         if self._is_leaking:
             return Books.DOUBTFUL
+        if self._suspicious_since is None:
+            return Books.UNKNOWN
         if self._is_sound:
             return Books.SOUND
-        return Books.ASKED if self._note.is_wanted and now - self._asked_at < _ANSWER_SECONDS else Books.DOUBTFUL
+        return Books.UNKNOWN if self._note.is_wanted and now - self._asked_at < _ANSWER_SECONDS else Books.DOUBTFUL
 
     def _ask(self, now: float) -> None:
         if not self._note.is_wanted:

@@ -30,6 +30,7 @@ _FAULTS_DEGRADED_AT = 1.8
 _MANY_FAULTS = 0.3
 _FAULTS_COLLAPSED_AT = 2.7
 """Four of them in a row (0.7 each), or most of the chances for some time."""
+_SUSPICIOUS_ROOTS = 3
 _ROOTS_AT_FULL_HOST = 5
 """Computed from the first token, one after the other, while host memory has room for one state at most."""
 _SLOW_TOLERATED = 0.5
@@ -53,8 +54,8 @@ class Books(StrEnum):
 
     SOUND = "sound"
     """An audit since then found nothing amiss: what was lost gave way to others."""
-    ASKED = "asked"
-    """An audit is on its way."""
+    UNKNOWN = "unknown"
+    """Nothing was suspicious, or an audit is on its way."""
     DOUBTFUL = "doubtful"
     """An audit found something that it could not mend, or none has come."""
 
@@ -88,7 +89,7 @@ class ReuseWatch:
     @property
     def is_suspicious(self) -> bool:
         """Whether the books should be looked at."""
-        return self._any >= _SUSPICIOUS_AT
+        return self._any >= _SUSPICIOUS_AT or self._roots_in_a_row >= _SUSPICIOUS_ROOTS
 
     def saw(self, chance: Chance, now: float, *, is_host_full: bool) -> None:
         """One more request that could have reused something; ask `judge` what follows."""

@@ -16,8 +16,6 @@ _CLIFF_HELD_SECONDS = 600.0
 _CLIFF_LEAST_UNITS = 8
 _CLIFF_LEAST_EVICTIONS = 8
 """A single long conversation may well hold half of a small pool."""
-_EVICTING_POOL = {"host_state_slots": "host_units"}
-"""Where the evictions of a pool are counted, unless under its own name."""
 
 POOL_NAMES = {
     "device_kv_pages": "KV pages on the device",
@@ -71,7 +69,8 @@ class PoolPinned(Rule):
 
 
 class EvictionCliff(Rule):
-    """Half of what a pool remembered is gone from one second to the next."""
+    """Half of what a pool remembered is gone from one second to the next. State images in host memory are not looked at
+    alone: they give way to the KV of a long conversation, which is as it should be."""
 
     id = InsightId.EVICTION_CLIFF
 
@@ -92,13 +91,13 @@ class EvictionCliff(Rule):
         evicted: Counter[str] = Counter()
         for (pool, _), number in snapshot.cache.evictions.items():
             evicted[pool] += number
-        for pool, counts in snapshot.pools.items():
-            before, name = self._last.get(pool), _EVICTING_POOL.get(pool, pool)
-            left = evicted[name] - self._evicted[name]
+        pools = {pool: counts for pool, counts in snapshot.pools.items() if pool != "host_state_slots"}
+        for pool, counts in pools.items():
+            before, left = self._last.get(pool), evicted[pool] - self._evicted[pool]
             if before is not None and left >= _CLIFF_LEAST_EVICTIONS and _has_fallen(before, counts):
                 self._falls[pool] = (now, before.cached, counts.cached)
         self._evicted = evicted
-        self._last = dict(snapshot.pools)
+        self._last = pools
         self._falls = {pool: fall for pool, fall in self._falls.items() if now - fall[0] < _CLIFF_HELD_SECONDS}
         if not self._falls:
             return None
