@@ -185,6 +185,7 @@ def test_rotations_in_the_midst_of_writing_lose_nothing(path, open_log, steady_w
     until(path.exists)
     count = stop()
     log.close()
+    assert log.lost_total == NOTHING_LOST
     assert numbers_in(*olds, path) == list(range(count))
 
 
@@ -209,6 +210,7 @@ def test_truncations_in_the_midst_of_writing_leave_whole_lines_in_order(path, op
     count = stop()
     tell(log, [count])
     log.close()
+    assert log.lost_total == NOTHING_LOST
     found = numbers_in(path)
     assert found == list(range(count + 1 - len(found), count + 1))
 
