@@ -11,6 +11,7 @@ from engine.errors import (
     ModelLoadError,
     UnusableOptionError,
 )
+from ops.event_log import EventLogError
 from server.configuration import ConfigurationError
 from server.listener import PortTakenError
 
@@ -30,7 +31,7 @@ class ExitCode(IntEnum):
 def exit_code_of(error: Exception) -> ExitCode:
     """The code of a failure."""
     match error:
-        case ConfigurationError() | BackendUnavailableError() | UnusableOptionError():
+        case ConfigurationError() | BackendUnavailableError() | UnusableOptionError() | EventLogError():
             return ExitCode.USAGE
         case ModelLoadError() | ChatTemplateError():
             return ExitCode.MODEL

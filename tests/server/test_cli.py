@@ -31,6 +31,7 @@ VERBS = {
         (["config", "--admin-key", "a", "--api-key", "a"], 2, "give operators a key of their own"),
         (["serve", "--disk-cache-mib=5"], 2, "--disk-cache-mib is not built yet"),
         (["serve", "--host", "no such host"], 2, "server.host is 'no such host'"),
+        (["serve", "--port", "0", "--event-log", "/no/such/log"], 2, "--event-log /no/such/log: cannot be opened"),
         (["inspect", "demo", "--memory", "much"], 2, "--memory is 'much'"),
         (["inspect", "demo", "--context", "0"], 2, "--context"),
         (["inspect", "/no/such/folder"], 3, "there is no such folder"),
