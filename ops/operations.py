@@ -21,7 +21,7 @@ from ops.changes import Changes
 from ops.events import Event, PoolUnits, RequestRejected, RequestStart, ServerStart, ServerStop
 from ops.health import Health, Phase, judge_health
 from ops.insights.book import Insights
-from ops.insights.rules.base import Facts
+from ops.insights.rules.base import DEFAULT_URL, Facts
 from ops.insights.types import Insight, ReuseState
 from ops.journal import Journal, Sink
 from ops.metrics import Metrics
@@ -45,6 +45,7 @@ class Served:
     max_concurrency: int
     host_unit_bytes: int
     startup_seconds: float
+    url: str = DEFAULT_URL
 
 
 class Operations:
@@ -102,7 +103,7 @@ class Operations:
     def started(self, served: Served, snapshot: EngineSnapshot) -> None:
         """There is an engine from now on."""
         now = self._clock()
-        self._insights = Insights(self._unix_time, Facts(served.page_size_tokens, served.max_concurrency))
+        self._insights = Insights(self._unix_time, Facts(served.page_size_tokens, served.max_concurrency, served.url))
         self._meter = ThroughputMeter(
             host_unit_bytes=served.host_unit_bytes, interval_seconds=self.interval_seconds, now=now
         )

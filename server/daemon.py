@@ -63,6 +63,8 @@ class Daemon:
             sinks.append(self.event_log)
             self.metrics.watch_event_log(partial(getattr, self.event_log, "lost_total"))
         self.operations = Operations(self.metrics, sinks, interval_seconds=settings.ops.throughput_interval_s)
+        self.url = f"http://{settings.server.host}:{settings.server.port}"
+        """Where it answers; to be told anew when the port is known."""
         self.is_over = False
         """Whether `stop` was called: whoever streams what the daemon says about itself is to end."""
         self._began_at = time.monotonic()
@@ -178,6 +180,7 @@ class Daemon:
             max_concurrency=engine.options.max_concurrency,
             host_unit_bytes=engine.memory.host_unit_bytes,
             startup_seconds=time.monotonic() - self._began_at,
+            url=self.url,
         )
 
 

@@ -54,6 +54,7 @@ def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = N
 
 async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket) -> None:
     asked_to_stop, hurried = _catch_signals()
+    daemon.url = url_of(listener)
     if daemon.event_log is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.event_log.reopen)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

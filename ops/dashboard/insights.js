@@ -76,7 +76,7 @@ function setProse(node, text) {
   node.replaceChildren(...parts.map((part, place) => (place % 2 ? element("code", {}, asTyped(part)) : part)));
 }
 
-const asTyped = (command) => command.replaceAll("`", "").replace(/http:\/\/127\.0\.0\.1:8000(?=\/)/, location.origin);
+const asTyped = (command) => command.replaceAll("`", "").replace(/http:\/\/[^/\s]+(?=\/admin\/)/, location.origin);
 
 const buildFigure = () => element("div", {}, element("dt"), element("dd"));
 

@@ -8,7 +8,7 @@ from engine.events import AuditDone, CacheReset, LoopRestarted, RequestEnded, Re
 from engine.snapshot import EngineSnapshot
 from ops.events import InsightCleared, InsightOpened
 from ops.insights.reuse import Reuse
-from ops.insights.rules.base import Facts, Rule
+from ops.insights.rules.base import DEFAULT_URL, Facts, Rule
 from ops.insights.rules.books import LedgerViolation
 from ops.insights.rules.clients import HistoryRewritten
 from ops.insights.rules.faults import EngineFaults
@@ -29,6 +29,7 @@ class Insights:
 
     def __init__(self, unix_time: Callable[[], float], facts: Facts | None = None) -> None:
         self._unix_time = unix_time
+        self._url = DEFAULT_URL if facts is None else facts.url
         self._reuse = Reuse()
         self._pinned, self._ledger = PoolPinned(), LedgerViolation()
         self._rules: tuple[Rule, ...] = (
@@ -115,14 +116,14 @@ class Insights:
         for each, finding in found.items():
             before = self._active.get(each)
             since_unix_ms = unix_ms if before is None else before.since_unix_ms
-            self._active[each] = insight = _insight(each, finding, since_unix_ms)
+            self._active[each] = insight = _insight(each, finding, since_unix_ms, self._url)
             if before is None:
                 self._opened_at[each] = now
                 changes.append(InsightOpened(insight))
         return changes
 
 
-def _insight(insight_id: InsightId, finding: Finding, since_unix_ms: int) -> Insight:
+def _insight(insight_id: InsightId, finding: Finding, since_unix_ms: int, url: str) -> Insight:
     return Insight(
         id=insight_id,
         severity=finding.severity,
@@ -131,5 +132,5 @@ def _insight(insight_id: InsightId, finding: Finding, since_unix_ms: int) -> Ins
         evidence=finding.evidence,
         measured_over=finding.measured_over,
         since_unix_ms=since_unix_ms,
-        recommendation=finding.recommendation,
+        recommendation=finding.recommendation.replace(DEFAULT_URL, url),
     )

@@ -1,6 +1,7 @@
 """What happens comes in, and events, records, samples and judgements go out."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -60,7 +61,7 @@ def operations(clock, kept):
 
 def report(cached=0, expected=0, path="root"):
     source = {"device": cached, "host": 0, "disk": 0}
-    return ReuseReport(path, 1000, cached, expected, source, {"evicted_state": expected - cached}, None, expected)
+    return ReuseReport(path, 1000, cached, expected, source, {"publish_skipped": expected - cached}, None, expected)
 
 
 def ended(answer_id, reason=FinishReason.STOP, error=None, reuse=None):
@@ -161,3 +162,17 @@ async def test_everyone_who_waits_sees_a_change():
     changes.happened()
     assert await asyncio.gather(*waiting) == [1, 1, 1]
     assert await changes.wait(0) == 1, "one that comes late does not wait"
+
+
+def test_a_recommended_command_asks_this_daemon(clock, kept):
+    operations = Operations(Metrics("1.2.3", [CHAT]), [kept], clock=clock)
+    operations.started(replace(SERVED, url="http://10.0.0.7:9000"), snapshot())
+    for number in range(8):
+        operations.engine_event(ReuseDecided(f"a{number}", "", report(expected=900)))
+        operations.tick(snapshot(), OK)
+        operations.engine_event(AuditDone(AuditReport(()), 0.1))
+        clock.now += 1
+        operations.tick(snapshot(), OK)
+    insight = next(each for each in operations.active if each.id.startswith("prefix."))
+    assert "http://10.0.0.7:9000/admin/" in insight.recommendation
+    assert "127.0.0.1" not in insight.recommendation

@@ -9,6 +9,8 @@ from engine.events import LoopRestarted, RequestEnded, StepFailed
 from engine.snapshot import EngineSnapshot
 from ops.insights.types import Finding, InsightId
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -16,6 +18,8 @@ class Facts:
 
     page_tokens: int
     max_concurrency: int
+    url: str = DEFAULT_URL
+    """Where the daemon answers, for the commands that are recommended."""
 
 
 class Rule:
@@ -61,6 +65,6 @@ def percent(part: float, whole: float) -> str:
 
 
 def admin(path: str, body: str | None = None) -> str:
-    """The command that asks the admin door of this daemon."""
+    """The command that asks the admin door of a daemon at the default address; the book puts the real one in."""
     data = f" -H 'content-type: application/json' -d '{body}'" if body is not None else ""
-    return f"curl -X POST http://127.0.0.1:8000{path}{data}"
+    return f"curl -X POST {DEFAULT_URL}{path}{data}"
