@@ -186,6 +186,7 @@ def answers(visitor: Visitor, allowed: str) -> None:
     secret = visitor.secret
     said = [visitor.ask(allowed), visitor.ask(stream=True), visitor.ask(n=2, temperature=1.0)]
     assert any(len(each) >= _LEAST_CHARACTERS for each in said)
+    visitor.send(CHAT, visitor.body(), 200, authorization=f"Bearer {secret('other API key')}")
     # An answer that is nothing but one word, over and over.
     word = visitor.send("/tokenize", {"prompt": " lighthouse", "add_special_tokens": False}, 200).json()["tokens"]
     forced = visitor.ask(logit_bias={str(word[0]): 100}, stop=None)
@@ -245,30 +246,35 @@ def refusals(visitor: Visitor) -> None:
         raw.recv(4096)
 
 
+@contextlib.contextmanager
+def occupied(visitor: Visitor, name: str) -> Iterator[None]:
+    """The daemon answers a request that does not end, and whose client has left at the end."""
+    headers = {**visitor.key, "x-request-id": name}
+    with visitor.client.stream("POST", CHAT, json=visitor.body(**_LONG), headers=headers) as answer:
+        chunks = answer.iter_raw()  # which closes the connection when nobody holds it
+        next(chunks)
+        eventually(lambda: visitor.look("/admin/cache").json()["requests_running"] == 1)
+        yield
+    eventually(lambda: visitor.look("/admin/cache").json()["requests_running"] == 0)
+
+
 def busy(visitor: Visitor) -> None:
     """A queue that is full, and one that takes too long; whole and streamed."""
     for fields in ({}, {"stream": True}):
-        with visitor.client.stream("POST", CHAT, json=visitor.body(**_LONG), headers=visitor.key) as running:
-            chunks = running.iter_raw()  # which closes the connection when nobody holds it
-            next(chunks)
+        with occupied(visitor, f"long-{uuid.uuid4().hex}"):
             status = 200 if fields else 503
             waiting = threading.Thread(target=visitor.send, args=(CHAT, visitor.body(**fields), status))
             waiting.start()
             eventually(lambda: visitor.look("/admin/cache").json()["requests_waiting"] == 1)
             visitor.send(CHAT, visitor.body(**fields), 429)
             waiting.join()
-    eventually(lambda: visitor.look("/admin/cache").json()["requests_running"] == 0)
 
 
 def departures(visitor: Visitor) -> None:
     """Clients that leave: the one while it is answered, the other while it waits."""
     name = f"leaves-{uuid.uuid4().hex}"
-    headers = {**visitor.key, "x-request-id": name}
-    with visitor.client.stream("POST", CHAT, json=visitor.body(**_LONG), headers=headers) as answer:
-        chunks = answer.iter_raw()
-        next(chunks)
-        with pytest.raises(httpx.ReadTimeout):
-            visitor.client.post(CHAT, json=visitor.body(), headers=visitor.key, timeout=0.2)
+    with occupied(visitor, name), pytest.raises(httpx.ReadTimeout):
+        visitor.client.post(CHAT, json=visitor.body(), headers=visitor.key, timeout=0.2)
     eventually(lambda: visitor.look(f"/admin/requests/{name}").json()["outcome"] == "cancelled")
 
 
