@@ -184,6 +184,16 @@ def _flood(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
     return _of(calls, setting)
 
 
+def _bursts(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
+    """Chats, and every minute more requests at once than can run, which take slots and pages and give them back."""
+    concurrency = setting.sizes.max_concurrency
+    calls = traffic.merge(
+        traffic.chats(writer, hours=_HOURS, people=rng.randint(2, 8), think_seconds=20.0),
+        traffic.bursts(writer, hours=_HOURS, every_seconds=rng.choice((20.0, 60.0)), calls_each=2 * concurrency),
+    )
+    return _of(calls, setting)
+
+
 def _deploy(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
     """A new daemon takes over in the middle of conversations."""
     calls = traffic.chats(writer, hours=_HOURS, people=rng.randint(2, 10), think_seconds=20.0, system_tokens=1000)
@@ -251,6 +261,7 @@ HEALTHY: dict[str, Callable[[random.Random, Writer, Setting], Stream]] = {
     "prompts below the reuse unit": _short,
     "popular prompts, more than fit": _popular,
     "a flood of one-shot prompts": _flood,
+    "bursts of more than can run": _bursts,
     "a deploy in the middle": _deploy,
     "an idle night": _night,
     "sub-agents fanned out": _sub_agents,

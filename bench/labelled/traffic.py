@@ -149,6 +149,18 @@ def one_shots(
     return calls
 
 
+def bursts(writer: Writer, *, hours: float, every_seconds: float, calls_each: int) -> list[Call]:
+    """Several one-shot prompts at once, now and then."""
+    calls: list[Call] = []
+    now = writer.random.uniform(0, every_seconds)
+    while now < hours * 3600:
+        for _ in range(calls_each):
+            body = (writer.message("user", 800),)
+            calls.append(Call(now, writer.name("burst"), body, writer.message("assistant", 150)))
+        now += writer.pause(every_seconds, 0.4)
+    return calls
+
+
 def cycle(
     writer: Writer,
     *,

@@ -52,10 +52,10 @@ class Chance:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Whether pools have room at a moment: then nothing needs to give way."""
+    """Whether pools have room at a moment: then nothing needs to give way. KV pages are not asked: those of requests
+    that run come and go by the hundred, so that what is free now may well not have been."""
 
     for_states: bool = False
-    for_kv: bool = False
     is_host_full: bool = False
     """Room for one state image at most."""
 
@@ -65,13 +65,12 @@ class Room:
         has_pages = pages.free > pages.capacity * _ROOM_SHARE
         return Room(
             for_states=has_pages and slots.free > max(1, slots.capacity * _ROOM_SHARE),
-            for_kv=has_pages,
             is_host_full=host.capacity > 0 and host.free <= 1,
         )
 
     def holds(self, reason: str) -> bool:
         """Whether there is room for what was lost for this reason."""
-        return self.for_states if reason == LossReason.EVICTED_STATE else self.for_kv
+        return self.for_states and reason == LossReason.EVICTED_STATE
 
 
 class ChanceScale:
