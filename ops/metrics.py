@@ -13,7 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.distribution import LATENCY_BOUNDS_SECONDS
-from engine.request import Delta
+from engine.events import RequestEnded
+from engine.request import Delta, FinishReason
 from engine.snapshot import EngineSnapshot
 from ops.engine_collector import EngineCollector
 from ops.insight_metrics import InsightCollector, InsightSource
@@ -110,6 +111,20 @@ class Metrics:
             series.inc()
             self._duration.observe(seconds)
 
+    def answer_ended(self, ended: RequestEnded) -> None:
+        """Count what an answer that came to its own end has cost; one that was broken off tells of no whole prompt."""
+        if ended.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        self.prompt_tokens.inc(ended.usage.prompt_tokens)
+        if ended.reuse is not None:
+            self.reuse.count(ended.reuse)
+        timings = ended.timings
+        if timings.ttft_seconds is not None:
+            reuse = Reuse.HIT if ended.usage.cached_tokens else Reuse.ROOT
+            self.first_token[reuse].observe(timings.ttft_seconds)
+        if timings.queue_seconds is not None:
+            self.queue.observe(timings.queue_seconds)
+
     def new_generation(self) -> GenerationMeter:
         """To be shown every delta of one answer."""
         return GenerationMeter(self)
@@ -121,7 +136,7 @@ class Metrics:
 
 
 class GenerationMeter:
-    """Counts one answer as its consumer takes it. Mutable: one per answer."""
+    """Counts the tokens of one answer as its consumer takes them. Mutable: one per answer."""
 
     __slots__ = ("_last_at", "_metrics", "_tokens")
 
@@ -140,18 +155,9 @@ class GenerationMeter:
             self._last_at = now
             self._tokens += count
             metrics.generation_tokens.inc(count)
-        if delta.usage is None or delta.timings is None:
-            return
-        # The end token is generated too, though no delta holds it.
-        metrics.generation_tokens.inc(delta.usage.completion_tokens - self._tokens)
-        metrics.prompt_tokens.inc(delta.usage.prompt_tokens)
-        if delta.reuse is not None:
-            metrics.reuse.count(delta.reuse)
-        if delta.timings.ttft_seconds is not None:
-            reuse = Reuse.HIT if delta.usage.cached_tokens else Reuse.ROOT
-            metrics.first_token[reuse].observe(delta.timings.ttft_seconds)
-        if delta.timings.queue_seconds is not None:
-            metrics.queue.observe(delta.timings.queue_seconds)
+        if delta.usage is not None:
+            # The end token is generated too, though no delta holds it.
+            metrics.generation_tokens.inc(delta.usage.completion_tokens - self._tokens)
 
 
 class _EventLogCollector(Collector):

@@ -178,6 +178,7 @@ class Operations:
         """One that never began here was given up before all of its request's answers were in the queue."""
         record = self.requests.end(ended)
         if record is not None:
+            self.metrics.answer_ended(ended)
             self._insights.saw_end(ended, record.endpoint, now)
             self._tell(terminal_event(ended, record.request_id, record.endpoint))
 

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cache import CacheStats, CheckpointKind, CopyObject, PoolCounts, ReuseReport, SkipReason
 from engine.copies import Direction, Transfer, no_transfers
 from engine.distribution import LATENCY_BOUNDS_SECONDS, Distribution
+from engine.events import RequestEnded
 from engine.request import Delta, FinishReason, Timings, Usage
 from engine.snapshot import EngineSnapshot, EngineStatus
 from engine.totals import StepKind
@@ -118,6 +119,8 @@ def test_an_answer_is_counted_as_it_is_taken(metrics, clock, cached, reuse):
     timings = Timings(queue_seconds=0.25, ttft_seconds=0.75)
     # The end token is the fifth.
     watch(Delta("", (), FinishReason.STOP, Usage(7, 5, cached), timings))
+    assert read(metrics)["dalsegno_prompt_tokens_total",] == 0, "whether its consumer takes the end or not"
+    metrics.answer_ended(RequestEnded("a", FinishReason.STOP, Usage(7, 5, cached), timings, None))
     found = read(metrics)
     assert found["dalsegno_generation_tokens_total",] == 5
     assert found["dalsegno_prompt_tokens_total",] == 7
@@ -125,6 +128,15 @@ def test_an_answer_is_counted_as_it_is_taken(metrics, clock, cached, reuse):
     assert found["dalsegno_inter_token_latency_seconds_sum",] == 1.5
     assert found["dalsegno_time_to_first_token_seconds_sum", reuse] == 0.75
     assert found["dalsegno_queue_seconds_sum",] == 0.25
+
+
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
+def test_an_answer_that_was_broken_off_counts_for_no_prompt(metrics, reason):
+    reuse = ReuseReport("root", 10, 0, 6, {"device": 0, "host": 0, "disk": 0}, {"cold": 10})
+    metrics.answer_ended(RequestEnded("a", reason, Usage(10, 1), Timings(ttft_seconds=1.0), reuse))
+    found = read(metrics)
+    assert found["dalsegno_prompt_tokens_total",] == found["dalsegno_reuse_selections_total", "root"] == 0
+    assert found["dalsegno_time_to_first_token_seconds_count", "root"] == 0
 
 
 def test_a_prompt_is_counted_by_where_its_tokens_came_from(metrics):
@@ -139,7 +151,7 @@ def test_a_prompt_is_counted_by_where_its_tokens_came_from(metrics):
     ]
     for reuse in reports:
         usage = Usage(reuse.prompt_tokens, 1, reuse.cached_tokens)
-        metrics.new_generation()(Delta("", (), FinishReason.STOP, usage, Timings(), reuse))
+        metrics.answer_ended(RequestEnded("a", FinishReason.STOP, usage, Timings(), reuse))
     found = read(metrics)
     sources = {
         source: found["dalsegno_prompt_tokens_by_source_total", source] for source in ("computed", "device", "host")
@@ -282,9 +294,9 @@ def test_the_names_of_vllm_tell_our_numbers(clock):
     for cached, ttft in ((0, 0.75), (15, 0.125)):
         sources = {"device": cached, "host": 0, "disk": 0}
         reuse = ReuseReport("root", 20, cached, cached, sources, {})
-        metrics.new_generation()(
-            Delta("", (), FinishReason.STOP, Usage(20, 3, cached), Timings(ttft_seconds=ttft), reuse)
-        )
+        usage, timings = Usage(20, 3, cached), Timings(ttft_seconds=ttft)
+        metrics.answer_ended(RequestEnded("a", FinishReason.STOP, usage, timings, reuse))
+        metrics.new_generation()(Delta("", (), FinishReason.STOP, usage, timings, reuse))
     found = {name[5:]: value for (name, *labels), value in read(metrics).items() if labels == ["0", "demo"]}
     assert found.pop("time_to_first_token_seconds_sum") == 0.875
     assert found.pop("time_to_first_token_seconds_count") == 2
