@@ -23,7 +23,7 @@ from tests.scenarios.telling import Body, eventually, listening, until_judged
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SMALL = ("--max-concurrency", "1", "--device-state-slots", "2", "--kv-pages", "256", "--max-context", "2048")
-QUEUE = ("--max-pending-requests", "1", "--pending-timeout-s", "1", "--throughput-interval-s", "0.5")
+QUEUE = ("--max-pending-requests", "1", "--pending-timeout-s", "1.5", "--throughput-interval-s", "0.5")
 _FAULTS = ("refuse_publish", "leak_host_state", "restore_fail", "step_fail")
 _LONG: Mapping[str, Any] = {"stream": True, "max_tokens": 1500, "stop": None, "ignore_eos": True}
 """Fields of a request that ends when somebody ends it."""
@@ -287,7 +287,8 @@ def faults(visitor: Visitor) -> None:
             visitor.send(CHAT, visitor.body(stream=True), 200)
             continue
         for number in range(6):
-            visitor.ask(cache_salt=f"{visitor.secret('salt')} {number % 3 if fault != 'refuse_publish' else ''}")
+            salt = "one" if fault == "refuse_publish" else number % 3
+            visitor.ask(cache_salt=f"{visitor.secret('salt')} {salt}", max_tokens=2)
     visitor.operate("/admin/faults", {"faults": []})
     visitor.operate("/admin/cache/audit")
     visitor.ask()
