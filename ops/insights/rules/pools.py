@@ -14,6 +14,7 @@ _IDLE_SECONDS = 10.0
 _BUSY_SECONDS = 30.0
 _CLIFF_HELD_SECONDS = 600.0
 _CLIFF_LEAST_UNITS = 8
+_AFTER_RESET_SECONDS = 5.0
 _CLIFF_LEAST_EVICTIONS = 8
 """A single long conversation may well hold half of a small pool."""
 
@@ -79,9 +80,10 @@ class EvictionCliff(Rule):
         self._falls: dict[str, tuple[float, int, int]] = {}
         """By pool: when, from how many cached units to how many."""
         self._evicted: Counter[str] = Counter()
+        self._reset_at: float | None = None
 
     def saw_reset(self, tiers: tuple[Tier, ...], now: float) -> None:
-        self._last.clear()
+        self._reset_at = now
 
     def saw_restart(self, restart: LoopRestarted, now: float) -> None:
         self._last.clear()
@@ -91,6 +93,8 @@ class EvictionCliff(Rule):
         evicted: Counter[str] = Counter()
         for (pool, _), number in snapshot.cache.evictions.items():
             evicted[pool] += number
+        if self._reset_at is not None and now - self._reset_at < _AFTER_RESET_SECONDS:
+            self._last.clear()
         pools = {pool: counts for pool, counts in snapshot.pools.items() if pool != "host_state_slots"}
         for pool, counts in pools.items():
             before, left = self._last.get(pool), evicted[pool] - self._evicted[pool]

@@ -43,6 +43,11 @@ class AuditNote:
         self.reclaimed = {pool: units for pool, units in reclaimed.items() if units}
         self.pools, self.remaining = pools_in(violations), len(remaining)
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether it found nothing amiss."""
+        return self.has_come and not (self.reclaimed or self.pools or self.remaining)
+
     def tell(self) -> str:
         """One sentence."""
         if not self.has_come:
@@ -58,63 +63,91 @@ class AuditNote:
 def say_reuse(watches: Sequence[ReuseWatch], scopes: int, snapshot: EngineSnapshot, note: AuditNote) -> Finding:
     """Of the watches that are in the worst state; the first of them has the most to tell."""
     watch = watches[0]
-    chances = list(watch.recent)
-    losses = [each for each in chances if each.is_loss]
-    expected, lost = sum(each.expected_tokens for each in chances), sum(each.lost_tokens for each in chances)
-    whom = f" This holds for {counted(scopes, 'group')} of clients that share nothing with others." if scopes else ""
-    what = (
-        f"Of the last {counted(len(chances), 'request')} that could have reused something, {len(losses):,} lost all or "
-        f"most of it: {lost:,} of {expected:,} tokens that a plain cache of this size would have kept were computed "
-        "again."
-    )
-    evidence: dict[str, int | float | str] = {}
-    if chances:
-        evidence |= {
-            "requests_that_could_have_hit": len(chances),
-            "requests_that_lost": len(losses),
-            "expected_tokens": expected,
-            "lost_tokens": lost,
-            "losses_in_a_row": watch.losses_in_a_row,
-        }
-    reasons = _reasons(watch)
-    evidence |= {f"lost_{reason}_tokens": tokens for reason, tokens in reasons.most_common()}
-    measured: Measured = {"requests": len(chances)} if chances else {}
-    because = _because(reasons)
     if watch.state is ReuseState.RECOVERING:
-        return Finding(
-            severity=Severity.NOTICE,
-            title="Prompts are being reused again",
-            statement=f"{watch.good_in_a_row:,} requests in a row have reused what was to be expected, after a "
-            f"collapse. {note.tell()}".strip(),
-            evidence=evidence | {"hits_in_a_row": watch.good_in_a_row},
-            measured_over=measured,
-            recommendation="Nothing to do; this clears by itself when reuse holds.",
-        )
-    if watch.cause is Cause.LEAK:
-        return Finding(
-            severity=Severity.WARNING,
-            title="Memory for reuse is leaking away",
-            statement="Units of a pool are held by nobody, or by requests that are gone, and do not come back. Reuse "
-            f"goes on until the pool is empty. {note.tell()}".strip(),
-            evidence={f"{pool}_free": counts.free for pool, counts in snapshot.pools.items() if counts.capacity},
-            measured_over={"audits": 1},
-            recommendation=_reset(_to_blame(reasons, snapshot, note)),
-        )
+        return _say_recovering(watch, note)
+    recommendation = _reset(_to_blame(_reasons(watch), snapshot, note))
+    if watch.cause is Cause.LEAK and watch.state is ReuseState.DEGRADED:
+        return _say_leak(snapshot, note, recommendation)
     is_collapsed = watch.state is ReuseState.COLLAPSED
     return Finding(
         severity=Severity.CRITICAL if is_collapsed else Severity.WARNING,
         title="Prompts are no longer reused" if is_collapsed else "Less of the prompts is reused than should be",
-        statement=" ".join(part for part in (what + whom, because, note.tell()) if part),
-        evidence=evidence,
-        measured_over=measured,
-        recommendation=_reset(_to_blame(reasons, snapshot, note)),
+        statement=_say_lost(watch, scopes, note),
+        evidence=_evidence(watch),
+        measured_over=_measured_over(watch),
+        recommendation=recommendation,
     )
+
+
+def _say_lost(watch: ReuseWatch, scopes: int, note: AuditNote) -> str:
+    chances = watch.recent
+    losses = [each for each in chances if each.is_noticeable]
+    expected, lost = sum(each.expected_tokens for each in chances), sum(each.lost_tokens for each in chances)
+    reasons = _reasons(watch)
+    main = next(iter(reasons.most_common(1)), ("", 0))[0]
+    has_given_way = main in (LossReason.EVICTED_STATE, LossReason.EVICTED_KV) and note.is_sound
+    parts = (
+        f"Of the last {counted(len(chances), 'request')} that could have reused something, {len(losses):,} lost part "
+        f"or all of it: {lost:,} of {expected:,} tokens that a plain cache of this size would have kept were computed "
+        "again.",
+        f"This holds for {counted(scopes, 'group')} of clients that share nothing with others." if scopes else "",
+        _because(reasons),
+        note.tell(),
+        "The pools are full of what others have left: it is kept in place of what is asked for." * has_given_way,
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _say_recovering(watch: ReuseWatch, note: AuditNote) -> Finding:
+    good = watch.good_in_a_row
+    return Finding(
+        severity=Severity.NOTICE,
+        title="Prompts are being reused again" if good else "What made reuse collapse may be gone",
+        statement=(
+            f"After a collapse the last {counted(good, 'request')} that could reuse something did. {note.tell()}"
+            if good
+            else f"Since then no request has shown whether prompts are reused again. {note.tell()}"
+        ).strip(),
+        evidence=_evidence(watch) | {"hits_in_a_row": good},
+        measured_over=_measured_over(watch),
+        recommendation="Nothing to do; this clears by itself when reuse holds.",
+    )
+
+
+def _say_leak(snapshot: EngineSnapshot, note: AuditNote, recommendation: str) -> Finding:
+    return Finding(
+        severity=Severity.WARNING,
+        title="Memory for reuse is leaking away",
+        statement="Units of a pool are held by nobody, or by requests that are gone, and do not come back. Reuse "
+        f"goes on until the pool is empty. {note.tell()}".strip(),
+        evidence={f"{pool}_free": counts.free for pool, counts in snapshot.pools.items() if counts.capacity},
+        measured_over={"seconds": 1},
+        recommendation=recommendation,
+    )
+
+
+def _evidence(watch: ReuseWatch) -> dict[str, int | float | str]:
+    chances = watch.recent
+    if not chances:
+        return {}
+    return {
+        "requests_that_could_have_hit": len(chances),
+        "requests_that_lost": sum(each.is_noticeable for each in chances),
+        "expected_tokens": sum(each.expected_tokens for each in chances),
+        "lost_tokens": sum(each.lost_tokens for each in chances),
+        "losses_in_a_row": watch.losses_in_a_row,
+        **{f"lost_{reason}_tokens": tokens for reason, tokens in _reasons(watch).most_common()},
+    }
+
+
+def _measured_over(watch: ReuseWatch) -> Measured:
+    return {"requests": len(watch.recent)} if watch.recent else {}
 
 
 def _reasons(watch: ReuseWatch) -> Counter[str]:
     found: Counter[str] = Counter()
     for chance in watch.recent:
-        if chance.is_loss:
+        if chance.is_noticeable:
             found[chance.reason] += chance.lost_tokens
     return found
 
