@@ -17,7 +17,7 @@ _NOTICEABLE_SHARE = 0.05
 """Less than this share lost is a matter of where checkpoints stand."""
 _ROOM_SHARE = 1 / 8
 _GAVE_WAY = frozenset({LossReason.EVICTED_STATE.value, LossReason.EVICTED_KV.value})
-"""What a cache that is full does all the time; any other reason for losing what was to be expected is a fault."""
+"""What a cache that is full does all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,26 @@ class Room:
     that run come and go by the hundred, so that what is free now may well not have been."""
 
     for_states: bool = False
+    is_crowded: bool = False
+    """Frontiers were not kept of late because running requests had every slot."""
     is_host_full: bool = False
     """Room for one state image at most."""
 
     @staticmethod
-    def of(snapshot: EngineSnapshot) -> Room:
+    def of(snapshot: EngineSnapshot, *, is_crowded: bool) -> Room:
         slots, pages, host = snapshot.state_slots, snapshot.kv_pages, snapshot.host_state_slots
         has_pages = pages.free > pages.capacity * _ROOM_SHARE
         return Room(
+            is_crowded=is_crowded,
             for_states=has_pages and slots.free > max(1, slots.capacity * _ROOM_SHARE),
             is_host_full=host.capacity > 0 and host.free <= 1,
         )
 
-    def holds(self, reason: str) -> bool:
-        """Whether there is room for what was lost for this reason."""
-        return self.for_states and reason == LossReason.EVICTED_STATE
+    def excuses(self, reason: str) -> bool:
+        """Whether something may be lost for this reason although all is well."""
+        if reason == LossReason.PUBLISH_SKIPPED:
+            return self.is_crowded
+        return reason in _GAVE_WAY and not (self.for_states and reason == LossReason.EVICTED_STATE)
 
 
 class ChanceScale:
@@ -97,7 +102,7 @@ class ChanceScale:
         if is_shared and expected <= cached:
             weight *= _SHARED_HIT_WEIGHT
         reason = next(iter(report.lost), "") if lost else ""
-        is_sure = bool(lost) and (reason not in _GAVE_WAY or room.holds(reason))
+        is_sure = bool(lost) and not room.excuses(reason)
         fault_weight = min(1.0, lost / (_NOTICEABLE_SHARE * usual)) if is_sure and loss >= _NOTICEABLE_SHARE else 0.0
         return Chance(loss, weight, expected, lost, reason, is_sure, fault_weight, report.path == ROOT_PATH)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cache import AuditReport
+from cache import AuditReport, SkipReason
 from engine.events import ReuseDecided
 from engine.snapshot import EngineSnapshot
 from ops.insights.chances import Room
+from ops.insights.recent import Recent
 from ops.insights.reuse_scopes import ReuseScopes
 from ops.insights.reuse_watch import Books
 from ops.insights.rules.reuse import AuditNote, say_reuse
@@ -13,6 +14,8 @@ from ops.insights.types import Finding, InsightId, ReuseState
 
 _ANSWER_SECONDS = 5.0
 """An audit that was asked for and has not come by then will not come."""
+_CROWDED_SECONDS = 600.0
+_MOST_SKIPS = 600
 _PAUSE_SECONDS = 60.0
 """Between an audit that was asked for and found nothing, and the next one: it stops every stream for a moment."""
 
@@ -24,6 +27,9 @@ class Reuse:
         self._scopes = ReuseScopes()
         self._note = AuditNote()
         self._room = Room()
+        self._skips: Recent[int] = Recent(_CROWDED_SECONDS, _MOST_SKIPS)
+        """Frontiers that running requests left no slot for, less those that a drill refused."""
+        self._skipped_before = 0
         self._is_leaking = False
         self._suspicious_since: float | None = None
         self._is_sound = False
@@ -68,7 +74,7 @@ class Reuse:
 
     def judge(self, snapshot: EngineSnapshot, now: float, *, is_leaking: bool) -> dict[InsightId, Finding]:
         """One insight at most: that of the worst state."""
-        self._room = Room.of(snapshot)
+        self._room = Room.of(snapshot, is_crowded=self._is_crowded(snapshot, now))
         self._is_leaking = is_leaking
         self._scopes.leak(now, is_leaking=is_leaking)
         self._judge(now)
@@ -103,6 +109,14 @@ class Reuse:
         if self._is_sound:
             return Books.SOUND
         return Books.UNKNOWN if self._note.is_wanted and now - self._asked_at < _ANSWER_SECONDS else Books.DOUBTFUL
+
+    def _is_crowded(self, snapshot: EngineSnapshot, now: float) -> bool:
+        skipped = snapshot.cache.publish_skipped
+        for_want_of_slots = skipped[SkipReason.SLOTS_PINNED] - skipped[SkipReason.FAULT]
+        if for_want_of_slots != self._skipped_before:
+            self._skips.add(for_want_of_slots - self._skipped_before, now)
+            self._skipped_before = for_want_of_slots
+        return sum(self._skips.items(now)) > 0
 
     def _ask(self, now: float) -> None:
         if not self._note.is_wanted:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cache import AuditReport, Tier
+from cache import AuditReport, CacheStats, SkipReason, Tier
 from ops.events import InsightCleared, InsightOpened
 from ops.insights.reuse_scopes import MOST_NAMESPACES
 from ops.insights.reuse_watch import QUIET_SECONDS, ReuseWatch
@@ -193,6 +193,27 @@ def test_what_gives_way_to_others_at_random_is_healthy_while_books_are_sound():
         if desk.insights.wants_audit:
             desk.audit()
     assert desk.opened == set()
+
+
+def test_what_was_not_kept_for_want_of_slots_is_no_fault():
+    stats = CacheStats()
+    desk = Desk(cache=stats)
+    for _ in range(50):
+        stats.publish_skipped[SkipReason.SLOTS_PINNED] += 1
+        desk.ask(GOOD, GOOD, REFUSED, REFUSED)
+        if desk.insights.wants_audit:
+            desk.audit()
+    assert desk.opened == set()
+
+
+def test_a_drill_on_a_crowded_daemon_is_found_within_5():
+    stats = CacheStats()
+    desk = Desk(cache=stats)
+    stats.publish_skipped[SkipReason.SLOTS_PINNED] += 3
+    desk.ask(*[GOOD] * 10)
+    stats.publish_skipped[SkipReason.FAULT] += 4
+    desk.wait()
+    assert first_collapse(desk, [REFUSED] * 10) == 4
 
 
 def test_one_fault_alone_is_no_alarm():
