@@ -62,11 +62,10 @@ class Room:
     """Room for one state image at most."""
 
     @staticmethod
-    def of(snapshot: EngineSnapshot, *, is_crowded: bool) -> Room:
+    def of(snapshot: EngineSnapshot) -> Room:
         slots, pages, host = snapshot.state_slots, snapshot.kv_pages, snapshot.host_state_slots
         has_pages = pages.free > pages.capacity * _ROOM_SHARE
         return Room(
-            is_crowded=is_crowded,
             for_states=has_pages and slots.free > max(1, slots.capacity * _ROOM_SHARE),
             is_host_full=host.capacity > 0 and host.free <= 1,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cache import AuditReport, SkipReason
+from dataclasses import replace
+
+from cache import AuditReport, LossReason, ReuseReport, SkipReason
 from engine.events import ReuseDecided
 from engine.snapshot import EngineSnapshot
 from ops.insights.chances import Room
@@ -28,7 +30,8 @@ class Reuse:
         self._note = AuditNote()
         self._room = Room()
         self._skips: Recent[int] = Recent(_CROWDED_SECONDS, _MOST_SKIPS)
-        """Frontiers that running requests left no slot for, less those that a drill refused."""
+        """Frontiers that running requests left no slot for, less those that a drill refused, less those that were
+        missed since: each excuses one loss."""
         self._skipped_before = 0
         self._is_leaking = False
         self._suspicious_since: float | None = None
@@ -46,7 +49,10 @@ class Reuse:
         return self._note.is_wanted
 
     def saw_reuse(self, decided: ReuseDecided, now: float) -> None:
-        self._scopes.saw(decided.namespace, decided.reuse, now, self._room)
+        room = replace(self._room, is_crowded=sum(self._skips.items(now)) > 0)
+        self._scopes.saw(decided.namespace, decided.reuse, now, room)
+        if _misses_what_was_skipped(decided.reuse):
+            self._skips.add(-1, now)
         self._judge(now)
 
     def saw_audit(self, report: AuditReport, now: float) -> None:
@@ -74,7 +80,8 @@ class Reuse:
 
     def judge(self, snapshot: EngineSnapshot, now: float, *, is_leaking: bool) -> dict[InsightId, Finding]:
         """One insight at most: that of the worst state."""
-        self._room = Room.of(snapshot, is_crowded=self._is_crowded(snapshot, now))
+        self._room = Room.of(snapshot)
+        self._count_skips(snapshot, now)
         self._is_leaking = is_leaking
         self._scopes.leak(now, is_leaking=is_leaking)
         self._judge(now)
@@ -110,15 +117,19 @@ class Reuse:
             return Books.SOUND
         return Books.UNKNOWN if self._note.is_wanted and now - self._asked_at < _ANSWER_SECONDS else Books.DOUBTFUL
 
-    def _is_crowded(self, snapshot: EngineSnapshot, now: float) -> bool:
+    def _count_skips(self, snapshot: EngineSnapshot, now: float) -> None:
         skipped = snapshot.cache.publish_skipped
         for_want_of_slots = skipped[SkipReason.SLOTS_PINNED] - skipped[SkipReason.FAULT]
         if for_want_of_slots != self._skipped_before:
             self._skips.add(for_want_of_slots - self._skipped_before, now)
             self._skipped_before = for_want_of_slots
-        return sum(self._skips.items(now)) > 0
 
     def _ask(self, now: float) -> None:
         if not self._note.is_wanted:
             self._asked_at = now
         self._note.want()
+
+
+def _misses_what_was_skipped(report: ReuseReport) -> bool:
+    is_lost = report.cached_tokens < report.expected_tokens
+    return is_lost and next(iter(report.lost), "") == LossReason.PUBLISH_SKIPPED

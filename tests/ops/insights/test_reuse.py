@@ -199,7 +199,7 @@ def test_what_was_not_kept_for_want_of_slots_is_no_fault():
     stats = CacheStats()
     desk = Desk(cache=stats)
     for _ in range(50):
-        stats.publish_skipped[SkipReason.SLOTS_PINNED] += 1
+        stats.publish_skipped[SkipReason.SLOTS_PINNED] += 2
         desk.ask(GOOD, GOOD, REFUSED, REFUSED)
         if desk.insights.wants_audit:
             desk.audit()
