@@ -31,7 +31,7 @@ class Chance:
     expected_tokens: int
     lost_tokens: int
     reason: str
-    """Of most of what was lost; empty where nothing was."""
+    """Why what was to be expected is not there; empty where nothing was lost."""
     is_sure: bool
     """Whether no rule about what gives way can be the cause: it is lost for another reason, or while there is room."""
     fault_weight: float

@@ -32,7 +32,7 @@ class Reuse:
         self._skips: Recent[int] = Recent(_CROWDED_SECONDS, _MOST_SKIPS)
         """Frontiers that running requests left no slot for, less those that a drill refused, less those that were
         missed since: each excuses one loss."""
-        self._skipped_before = 0
+        self._skipped_before: int | None = None
         self._is_leaking = False
         self._suspicious_since: float | None = None
         self._is_sound = False
@@ -120,9 +120,9 @@ class Reuse:
     def _count_skips(self, snapshot: EngineSnapshot, now: float) -> None:
         skipped = snapshot.cache.publish_skipped
         for_want_of_slots = skipped[SkipReason.SLOTS_PINNED] - skipped[SkipReason.FAULT]
-        if for_want_of_slots != self._skipped_before:
+        if self._skipped_before not in (None, for_want_of_slots):
             self._skips.add(for_want_of_slots - self._skipped_before, now)
-            self._skipped_before = for_want_of_slots
+        self._skipped_before = for_want_of_slots
 
     def _ask(self, now: float) -> None:
         if not self._note.is_wanted:

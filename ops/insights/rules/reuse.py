@@ -147,7 +147,7 @@ def _measured_over(watch: ReuseWatch) -> Measured:
 def _reasons(watch: ReuseWatch) -> Counter[str]:
     found: Counter[str] = Counter()
     for chance in watch.recent:
-        if chance.is_noticeable:
+        if chance.is_noticeable and chance.reason:
             found[chance.reason] += chance.lost_tokens
     return found
 

@@ -198,6 +198,7 @@ def test_what_gives_way_to_others_at_random_is_healthy_while_books_are_sound():
 def test_what_was_not_kept_for_want_of_slots_is_no_fault():
     stats = CacheStats()
     desk = Desk(cache=stats)
+    desk.wait()
     for _ in range(50):
         stats.publish_skipped[SkipReason.SLOTS_PINNED] += 2
         desk.ask(GOOD, GOOD, REFUSED, REFUSED)
@@ -209,6 +210,7 @@ def test_what_was_not_kept_for_want_of_slots_is_no_fault():
 def test_a_drill_on_a_crowded_daemon_is_found_within_5():
     stats = CacheStats()
     desk = Desk(cache=stats)
+    desk.wait()
     stats.publish_skipped[SkipReason.SLOTS_PINNED] += 3
     desk.ask(*[GOOD] * 10)
     stats.publish_skipped[SkipReason.FAULT] += 4
