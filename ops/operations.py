@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -70,6 +71,8 @@ class Operations:
         self.history = History()
         self.changes = Changes()
         """Of health and insights."""
+        self.audit_is_due = asyncio.Event()
+        """Set when `wants_audit` has become true; to be cleared by whoever sees to it."""
         self.interval_seconds = interval_seconds
         self._journal = Journal(sinks, secrets.token_hex(_INSTANCE_BYTES), unix_time)
         self._clock = clock
@@ -159,6 +162,8 @@ class Operations:
                 insights.saw_step_failure(event, now)
             case LoopRestarted():
                 insights.saw_restart(event, now)
+        if self.wants_audit:
+            self.audit_is_due.set()
 
     def tick(self, snapshot: EngineSnapshot, health: Health) -> None:
         """Judge how things stand, and take a sample when one is due."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cache import Holder, UnitState
+from cache import ContextCache, Holder, UnitState
 from cache.costs import Rate
 from engine.engine import Engine
 from ops.operations import Operations
@@ -105,13 +106,13 @@ class House:
 @pytest.fixture
 def living(monkeypatch):
     """A context manager: a House with these settings of the cache; when it is left, nothing is held."""
-    monkeypatch.setattr("server.daemon._TICK_SECONDS", 0.02)
     monkeypatch.setattr("server.daemon.Console", Silent)
     clock = Clock()
     monkeypatch.setattr("server.daemon.Operations", partial(Watched, clock=clock))
 
     @contextlib.asynccontextmanager
-    async def start(max_concurrency: int = 2, **cache: Any):
+    async def start(max_concurrency: int = 2, tick_seconds: float = 0.02, **cache: Any):
+        monkeypatch.setattr("server.daemon._TICK_SECONDS", tick_seconds)
         sizes = {"device_state_slots": 2, "kv_pages": 256, "host_cache_mib": 32} | cache
         settings = Settings(
             server=ServerSettings(model="demo"),
@@ -201,6 +202,7 @@ async def test_s18_a_pool_that_overflows_gives_up_no_more_than_it_must_and_one_t
         gone = (await house.client.post("/admin/cache/reset", json={"tiers": ["device"]})).json()
         assert gone["tiers"]["device"]["checkpoints"] > 4
         assert ids_of(await house.told()) == [], "somebody asked for it"
+        house.clock.skipped_seconds += 60
 
         for number in range(100, 120):
             await house.ask(question(number, 30), max_tokens=1)
@@ -215,29 +217,47 @@ async def test_s18_a_pool_that_overflows_gives_up_no_more_than_it_must_and_one_t
         assert ids_of(await house.told()) == []
 
 
+async def take_turns_and_stick(house: House) -> Callable[[int], Awaitable[Body]]:
+    """Five conversations that hit, and then a pool in which all slots but one are held by nobody; what asks for the
+    next turn of a conversation and tells what was reused."""
+    people = [[SYSTEM, *question(number)] for number in range(5)]
+
+    async def turn(number: int) -> Body:
+        messages = people[number % 5]
+        answer = await house.ask(messages)
+        messages += [answer["choices"][0]["message"], *question(100 + len(messages) + number % 5)]
+        return answer["reuse"]
+
+    hits = [await turn(number) for number in range(15)][10:]
+    assert all(hit["path"].startswith("private") for hit in hits)
+
+    def stick(cache: ContextCache) -> None:
+        for _ in range(5):
+            cache.tiers.take_slot(Holder(UnitState.CACHED, "gone"), "")
+
+    await house.do(stick)
+    return turn
+
+
+async def test_s58_the_books_are_compared_when_requests_lose_what_they_had_and_not_at_the_next_tick(living):
+    async with living(1, tick_seconds=3600, device_state_slots=6, host_cache_mib=0, self_heal=False) as house:
+        turn = await take_turns_and_stick(house)
+        missed = 0
+        while (await house.get("/health"))["reuse"] != "collapsed":
+            reuse = await turn(missed)
+            assert reuse["cached_tokens"] < reuse["achievable_tokens"]
+            missed += 1
+            assert missed <= 5
+        assert (await house.get("/admin/cache"))["audits"] > 0
+
+
 @pytest.mark.parametrize("self_heal", [True, False], ids=["and heals", "without self-heal"])
 async def test_s27_s58_a_pool_stuck_at_all_but_one_is_found_within_five_requests(living, self_heal):
     async with living(1, device_state_slots=6, host_cache_mib=0, self_heal=self_heal) as house:
-        people = [[SYSTEM, *question(number)] for number in range(5)]
-
-        async def turn(number: int) -> Body:
-            answer = await house.ask(people[number])
-            said = answer["choices"][0]["message"]
-            people[number] += [said, *question(100 + len(people[number]) + number)]
-            return answer["reuse"]
-
-        for _ in range(3):
-            hits = [await turn(number) for number in range(5)]
-        assert all(hit["path"].startswith("private") for hit in hits)
-
-        def stick(cache) -> None:
-            for _ in range(5):
-                cache.tiers.take_slot(Holder(UnitState.CACHED, "gone"), "")
-
-        await house.do(stick)
+        turn = await take_turns_and_stick(house)
         missed, seen = 0, set()
         for number in range(15):
-            reuse = await turn(number % 5)
+            reuse = await turn(number)
             missed += reuse["cached_tokens"] < reuse["achievable_tokens"]
             seen.add((await house.get("/health"))["reuse"])
             if "collapsed" in seen and not self_heal:
@@ -257,7 +277,7 @@ async def test_s27_s58_a_pool_stuck_at_all_but_one_is_found_within_five_requests
         await house.client.post("/admin/cache/reset", json={"tiers": ["device"]})
         asked = 0
         while (await house.get("/health"))["reuse"] != "healthy":
-            await turn(asked % 5)
+            await turn(asked)
             asked += 1
             assert asked < 60
         told = await house.told()
