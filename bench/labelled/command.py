@@ -14,7 +14,7 @@ from bench.labelled.observers import ALARMS, ROOTS_IN_A_ROW
 from bench.labelled.streams import Stream, faulty_streams, hard_streams, healthy_streams, recovering_streams
 from ops.insights.types import ReuseState
 
-_SEEDS = 2
+_SEEDS = 3
 
 
 def main(arguments: list[str]) -> int:
