@@ -134,7 +134,7 @@ class Drive:
             pause = _IDLE_AUDIT_SECONDS if is_idle and self._has_worked else AUDIT_SECONDS
             if now - self._audited_at >= pause and (self._has_worked or not is_idle):
                 self.audit()
-        if now - self._ticked_at >= _TICK_SECONDS:
+        if now >= self._ticked_at + _TICK_SECONDS:
             self._ticked_at = now
             if self._observer.tick(self._snapshot(), now):
                 self.audit()
