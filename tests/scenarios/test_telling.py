@@ -226,6 +226,26 @@ def test_s27_without_self_heal_a_leak_is_told_before_the_pool_is_empty_and_a_res
         assert daemon.process.poll() is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "most_missed"), [("restore_fail", 5), ("leak_host_state", 8)])
+def test_s58_other_faults_on_busy_traffic_are_a_collapse_within_a_handful_of_requests(fault, most_missed):
+    """More conversations than the device holds take turns; the leak lets some of them hit in between."""
+    with serving(*SMALL, "--host-cache-mib", "32", "--no-self-heal", "--allow-faults") as (_, client, listener):
+        people = [Conversation(f"{number}") for number in range(8)]
+        for _ in range(3):
+            for each in people:
+                each.ask(client)
+        client.post("/admin/faults", json={"faults": [fault]}).raise_for_status()
+        asked = missed = 0
+        while reuse_of(client) != "collapsed":
+            answer = people[asked % len(people)].ask(client)["reuse"]
+            missed += answer["cached_tokens"] < answer["achievable_tokens"]
+            asked += 1
+            assert missed <= most_missed
+            assert asked <= 5 * len(people)
+        _is_told(client, listener)
+
+
 def _left_host(client: httpx.Client) -> int:
     """Checkpoints that were to leave host memory since the start."""
     return sum(client.get("/admin/cache").json()["evictions"].get("host_units", {}).values())
