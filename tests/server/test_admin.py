@@ -179,6 +179,7 @@ async def test_a_request_that_runs_or_was_left_says_so(client):
         asking.cancel()
         left = running
         while left["outcome"] is None or left["answers"][0]["finish_reason"] is None:
+            await asyncio.sleep(0)
             left = (await client.get("/admin/requests/left")).json()
     assert [(each["outcome"], each["answers"][0]["finish_reason"]) for each in (running, left)] == [
         (None, None),

@@ -142,6 +142,7 @@ async def test_history_grows_by_a_sample_each_interval(settings, monkeypatch):
     async with client_of(app) as client, asyncio.timeout(120):
         points = []
         while len(points) < 2:
+            await asyncio.sleep(0)
             points = (await client.get("/admin/history")).json()["points"]
         last = points[-1]["timestamp_unix_ms"]
         later = (await client.get(f"/admin/history?since={last}")).json()
