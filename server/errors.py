@@ -71,8 +71,13 @@ def from_engine(error: EngineError) -> ApiError:
 
 def from_validation(error: ValidationError | RequestValidationError, body: Any = None) -> ApiError:
     """The first thing that pydantic found, without the value: it may be part of a prompt."""
-    found = error.errors() if isinstance(error, RequestValidationError) else error.errors(include_input=False)
-    param = _dotted(_real_location(found[0]["loc"], body)) or None
+    if isinstance(error, RequestValidationError):
+        # Of a parameter, whose place is `query` or `path`; a route reads its body itself.
+        found = error.errors()
+        param = _dotted(list(found[0]["loc"][1:])) or None
+    else:
+        found = error.errors(include_input=False)
+        param = _dotted(_real_location(found[0]["loc"], body)) or None
     said = "Input should be an object" if found[0]["type"] in _OBJECT_ERRORS else found[0]["msg"]
     message = f"{param}: {said}" if param else said
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

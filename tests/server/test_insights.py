@@ -14,7 +14,7 @@ from tests.server.conftest import client_of
 
 pytestmark = pytest.mark.anyio
 
-LOST = ReuseReport("root", 1000, 0, 900, {"device": 0, "host": 0, "disk": 0}, {"evicted_state": 900}, None, 900)
+LOST = ReuseReport("root", 1000, 0, 900, {"device": 0, "host": 0, "disk": 0}, {"publish_skipped": 900}, None, 900)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_a_collapse_shows_on_every_door_and_a_restart_is_not_asked_for(app
 async def test_an_unknown_kind_of_strictness_is_refused(app):
     async with client_of(app) as client:
         refused = await client.get("/readyz?strict=everything")
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query.strict")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "strict")
 
 
 async def test_a_stream_tells_at_once_and_at_each_change_and_ends_with_the_daemon(app):
@@ -151,7 +151,7 @@ async def test_history_grows_by_a_sample_each_interval(settings, monkeypatch):
     assert all(point["timestamp_unix_ms"] > last for point in later["points"])
     assert later["interval_seconds"] == 0.05
     assert points[0]["context_cache"]["capacity"]["kv_pages"] > 0
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query.since")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "since")
 
 
 async def test_draining_lets_the_running_finish_and_takes_no_more(app):
