@@ -101,7 +101,9 @@ class ChanceScale:
         if is_shared and expected <= cached:
             weight *= _SHARED_HIT_WEIGHT
         reason = next(iter(report.lost), "") if lost else ""
-        is_sure = bool(lost) and not room.excuses(reason)
+        # Of one conversation what is newest outlives what is older: an older turn that is there instead is no choice.
+        is_outlived = reason == LossReason.EVICTED_STATE and not is_shared and report.path != ROOT_PATH
+        is_sure = bool(lost) and (is_outlived or not room.excuses(reason))
         fault_weight = min(1.0, lost / (_NOTICEABLE_SHARE * usual)) if is_sure and loss >= _NOTICEABLE_SHARE else 0.0
         return Chance(loss, weight, expected, lost, reason, is_sure, fault_weight, report.path == ROOT_PATH)
 

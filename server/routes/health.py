@@ -8,12 +8,16 @@ from fastapi import APIRouter, Query, Request
 
 from server.daemon import Daemon
 from server.responses import JsonResponse
+from server.schema.errors import ErrorBody
 from server.schema.health import HealthBody, Probe
 
 router = APIRouter(tags=["health"])
 
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": HealthBody, "description": "not serving"}}
-_UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": Probe, "description": "not serving"}}
+_UNREADY: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "an unknown kind of strictness"},
+    503: {"model": Probe, "description": "not serving, or not as strictly as was asked for"},
+}
 
 
 @router.head("/health", include_in_schema=False)
