@@ -42,6 +42,7 @@ test: lint $(NPM_CLIENT)/node_modules/.installed
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench models demo $(ARGS)
 	$(BIN)/python -m bench models smollm2 $(ARGS)
+	$(BIN)/python -m bench observing demo
 
 # The tests that take minutes.
 slow: $(VENV)/.dev
