@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from bench.drill.collapse import DrillFault
     from bench.drill.timeline import Moment, Timeline
+    from bench.private_daemon import PrivateDaemon
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -66,8 +67,7 @@ def _hold(fault: DrillFault, console: Console) -> list[str]:
         timeline.add(Mark.NOTE, "a private daemon with the bundled model and small pools is started")
         printer.show("it loads its model")
         with private_daemon(to_toml(resolved.settings, resolved.origins), *FLAGS, environment=ENVIRONMENT) as daemon:
-            timeline.add(Mark.NOTE, f"it serves at {daemon.url}, process {daemon.pid}")
-            asyncio.run(_run(daemon.url, fault, timeline, printer.show))
+            asyncio.run(_run(daemon, fault, timeline, printer.show))
         timeline.add(Mark.NOTE, "the private daemon has ended")
     if timeline.failures:
         console.print(f"failed, {len(timeline.failures)} of what was expected did not happen:", style="bold red")
@@ -76,15 +76,17 @@ def _hold(fault: DrillFault, console: Console) -> list[str]:
     return timeline.failures
 
 
-async def _run(url: str, fault: DrillFault, timeline: Timeline, show: Callable[[str], None]) -> None:
+async def _run(daemon: PrivateDaemon, fault: DrillFault, timeline: Timeline, show: Callable[[str], None]) -> None:
     import httpx
 
     from bench.drill.collapse import CollapseDrill
+    from bench.drill.timeline import Mark
     from bench.drill.traffic import DrillError
     from bench.soak.client import SoakClient
 
-    client = SoakClient(url, "drill")
+    client = SoakClient(daemon.url, "drill")
     try:
+        timeline.add(Mark.NOTE, f"it serves at {daemon.url}, process {daemon.pid}")
         await CollapseDrill(client, timeline, show).run(fault)
     except (DrillError, httpx.HTTPError) as error:
         timeline.expect(False, f"the drill could not go on: {str(error) or type(error).__name__}")
