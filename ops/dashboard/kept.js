@@ -20,7 +20,7 @@ export function showKept(cache) {
   const tree = cache?.tree;
   const words = tree
     ? `${plural(tree.checkpoints, "checkpoint")} over ${plural(tree.nodes, "page")} of prompts, the longest ${count(tree.depth_tokens)} tokens; ` +
-      `${count(tree.ghosts)} that were computed once are known by their hash alone.`
+      `${count(tree.ghosts)} that were computed once are remembered by their tokens alone.`
     : "";
   setText(byId("kept-summary"), conversations.length ? words : "Nothing yet.");
   byId("kept").hidden = conversations.length === 0;
