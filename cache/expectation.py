@@ -45,9 +45,6 @@ class Expectation:
         """By the numbers of checkpoints, the one used longest ago first: pages that no other here stands on."""
         self._pages = 0
 
-    def __len__(self) -> int:
-        return len(self._own_pages)
-
     def __contains__(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.number in self._own_pages
 

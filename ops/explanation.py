@@ -39,9 +39,9 @@ def explain(ended: RequestEnded) -> list[str]:
 
 def _queue(timings: Timings) -> Iterator[str]:
     if timings.queue_seconds is None:
-        yield f"It waited {_seconds(timings.total_seconds or 0.0)} and was never let in."
+        yield f"It waited {in_words(timings.total_seconds or 0.0)} and was never let in."
     elif timings.queue_seconds >= _WORTH_TELLING_SECONDS:
-        yield f"It waited {_seconds(timings.queue_seconds)} for room before its first step."
+        yield f"It waited {in_words(timings.queue_seconds)} for room before its first step."
 
 
 def _prefill(ended: RequestEnded) -> Iterator[str]:
@@ -49,7 +49,7 @@ def _prefill(ended: RequestEnded) -> Iterator[str]:
     if reuse is None:
         return
     if timings.restore_seconds is not None and timings.restore_seconds >= _WORTH_TELLING_SECONDS:
-        yield f"Copying what it reuses took {_seconds(timings.restore_seconds)}."
+        yield f"Copying what it reuses took {in_words(timings.restore_seconds)}."
     computed = reuse.prompt_tokens - reuse.cached_tokens
     if reuse.path == ROOT_PATH:
         yield f"Nothing of its {reuse.prompt_tokens:,} prompt tokens was reused."
@@ -57,7 +57,7 @@ def _prefill(ended: RequestEnded) -> Iterator[str]:
         yield f"Of its {reuse.prompt_tokens:,} prompt tokens {reuse.cached_tokens:,} were reused: {_PATHS[reuse.path]}."
     if timings.prefill_seconds is not None:
         rate = f", {computed / timings.prefill_seconds:,.0f} a second" if timings.prefill_seconds > 0 else ""
-        yield f"Computing the other {computed:,} took {_seconds(timings.prefill_seconds)}{rate}."
+        yield f"Computing the other {computed:,} took {in_words(timings.prefill_seconds)}{rate}."
     yield from _losses(reuse)
 
 
@@ -76,7 +76,7 @@ def _decode(ended: RequestEnded) -> Iterator[str]:
     seconds, tokens = ended.timings.decode_seconds, ended.usage.completion_tokens
     if seconds is not None and tokens > 1:
         rate = f", {(tokens - 1) / seconds:,.1f} a second" if seconds > 0 else ""
-        yield f"Its {tokens:,} tokens came within {_seconds(seconds)}{rate}."
+        yield f"Its {tokens:,} tokens came within {in_words(seconds)}{rate}."
 
 
 def _end(ended: RequestEnded) -> Iterator[str]:
@@ -86,5 +86,6 @@ def _end(ended: RequestEnded) -> Iterator[str]:
         yield f"It failed: {type(ended.error).__name__}."
 
 
-def _seconds(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """`250 ms`, `2.5 s`."""
     return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"

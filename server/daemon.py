@@ -32,10 +32,10 @@ from server.version import package_version
 DRAIN_LIMIT_SECONDS = 25.0
 """How long running requests may take to finish after SIGTERM; Kubernetes kills after 30."""
 
-GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions")
 """Whose requests are events."""
 
-METERED_PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+METERED_PATHS = (*GENERATING_PATHS, "/tokenize", "/detokenize")
 """Whose requests the metrics count."""
 
 ERROR_CODE = "error_code"
@@ -125,8 +125,9 @@ class Daemon:
 
     def health(self) -> Health:
         engine = self._engine
-        is_running = engine is not None and engine.status is not EngineStatus.STOPPED
-        return self.operations.health(self.phase, engine.heartbeat_age_seconds() if engine and is_running else None)
+        if engine is None or engine.status is EngineStatus.STOPPED:
+            return self.operations.health(self.phase, None)
+        return self.operations.health(self.phase, engine.heartbeat_age_seconds())
 
     def begin_drain(self) -> None:
         """Take no more requests from now on; the running ones finish."""

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from ops.explanation import in_words
 from server.watch.bodies import InsightBody
 from server.watch.drawing import ASCII, UNICODE, Glyphs, pool_bar, sparkline
 from server.watch.view import Point, RequestRow, Reuse, Watch, by_time
@@ -272,15 +273,11 @@ def _cells(row: RequestRow) -> tuple[Text, ...]:
         Text(row.request_id),
         Text(row.path),
         Text(cached),
-        Text("" if row.ttft_seconds is None else _seconds(row.ttft_seconds)),
+        Text("" if row.ttft_seconds is None else in_words(row.ttft_seconds)),
         Text("" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"),
         Text(row.outcome, _OUTCOME_STYLES.get(row.outcome.partition(" ")[0], "")),
         Text(row.lost),
     )
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
 
 
 def _share(achieved: int, achievable: int) -> str:

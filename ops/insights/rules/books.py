@@ -26,7 +26,6 @@ class LedgerViolation(Rule):
         self._remaining: tuple[str, ...] = ()
         self._healed: Counter[str] = Counter()
         self._healed_at: float | None = None
-        self._audits = 0
 
     @property
     def remains(self) -> bool:
@@ -39,7 +38,6 @@ class LedgerViolation(Rule):
         return pools_in(self._remaining)
 
     def saw_audit(self, report: AuditReport, now: float) -> None:
-        self._audits += 1
         self._remaining = report.remaining
         if report.violations and not report.remaining:
             if self._healed_at is None or now - self._healed_at >= _HEALED_HELD_SECONDS:
@@ -75,7 +73,7 @@ class LedgerViolation(Rule):
             title="An audit found units that nobody held, and gave them back",
             statement=f"{where or 'Entries of the books'} had no owner any more and are free again. Nothing is lost, "
             "but this must not happen: something does not give back what it took.",
-            evidence={"units_given_back": units} | {f"{pool}": count for pool, count in sorted(self._healed.items())},
+            evidence={"units_given_back": units, **dict(sorted(self._healed.items()))},
             measured_over={"seconds": _HEALED_HELD_SECONDS},
             recommendation="Nothing to do now. If it comes again, keep the event log around the audit and report it.",
         )

@@ -81,7 +81,7 @@ class _Timed(Rule):
         self._recent.clear()
 
     def _timings(self, now: float, *, is_open: bool) -> list[Timings]:
-        """None where there are too few to say something new."""
+        """Empty where there are too few to say something new."""
         timings = self._recent.items(now)
         return timings if is_open or len(timings) >= _LEAST_REQUESTS else []
 

@@ -23,6 +23,8 @@ _WHY = {
     LossReason.STRUCTURAL: "what is there was not used",
 }
 
+_HOST_POOLS = frozenset({"host_units", "host_state_slots"})
+
 
 class AuditNote:
     """What the audit after an alarm said. Mutable."""
@@ -160,8 +162,7 @@ def _because(reasons: Counter[str]) -> str:
 def _to_blame(reasons: Counter[str], snapshot: EngineSnapshot, note: AuditNote) -> tuple[Tier, ...]:
     """Where what nobody can use takes the room, as far as it can be told."""
     if note.pools:
-        is_host = {"host_units", "host_state_slots"} & note.pools
-        is_device = note.pools - {"host_units", "host_state_slots"}
+        is_host, is_device = note.pools & _HOST_POOLS, note.pools - _HOST_POOLS
         return (*((Tier.DEVICE,) if is_device else ()), *((Tier.HOST,) if is_host else ()))
     main = next(iter(reasons.most_common(1)), ("", 0))[0]
     if main == LossReason.RESTORE_FAILED:
