@@ -86,14 +86,20 @@ class Generation(AsyncIterator[Delta]):
             if isinstance(error, RequestError):
                 self._is_over = True
             else:
-                self._abandon()
+                self.abandon()
             raise
         self._is_over = delta.finish_reason is not None
         return delta
 
-    async def aclose(self) -> None:
+    def abandon(self) -> None:
         """Leave the stream; cancels the request unless it has ended. Safe to call more than once."""
-        self._abandon()
+        if not self._is_over:
+            self._is_over = True
+            self._cancel()
+
+    async def aclose(self) -> None:
+        """`abandon`, as asynchronous iterators name it."""
+        self.abandon()
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,12 +107,7 @@ class Generation(AsyncIterator[Delta]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._abandon()
+        self.abandon()
 
     def __del__(self) -> None:
-        self._abandon()
-
-    def _abandon(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._cancel()
+        self.abandon()

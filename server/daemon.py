@@ -107,9 +107,13 @@ class Daemon:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def watch(self, scope: Scope, answers: Sequence[Generation]) -> list[Callable[[Delta], None]]:
-        """Note that these answers to a request are in the queue; returns what is to see the deltas of each."""
+        """Note that these answers to a request are in the queue; returns what is to see the deltas of each.
+
+        They end with the request, however it ends: a generator that would leave them may never have begun.
+        """
         names = [each.request_id for each in answers]
         state = scope["state"]
+        state["answers"] = answers
         state["record"] = self.operations.request_began(state["request_id"], scope["path"], names)
         return [self.metrics.new_generation() for _ in answers]
 
@@ -118,6 +122,8 @@ class Daemon:
         state = scope["state"]
         path, outcome = scope["path"], outcome_of(status, bool(state.get("has_failed")))
         self.metrics.request_ended(path, outcome, seconds)
+        for answer in state.get("answers", ()):
+            answer.abandon()
         if "record" in state:
             state["record"].outcome = outcome
         elif path in GENERATING_PATHS:

@@ -12,6 +12,7 @@ from server.drill import FireDrill
 from server.settings import ServerSettings, Settings
 from tests.server.conftest import client_of
 from tests.server.test_door import CHAT, HELLO, HELLO_TOKENS, HELLO_TURN_TOKENS, fresh
+from tests.waiting import let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -174,12 +175,12 @@ async def test_a_request_that_runs_or_was_left_says_so(client):
     async with asyncio.timeout(60):
         asking = asyncio.create_task(client.post(CHAT, json=body, headers={"x-request-id": "left"}))
         while (await client.get("/admin/requests/left")).status_code == 404:
-            await asyncio.sleep(0)
+            await let_it_work()
         running = (await client.get("/admin/requests/left")).json()
         asking.cancel()
         left = running
         while left["outcome"] is None or left["answers"][0]["finish_reason"] is None:
-            await asyncio.sleep(0)
+            await let_it_work()
             left = (await client.get("/admin/requests/left")).json()
     assert [(each["outcome"], each["answers"][0]["finish_reason"]) for each in (running, left)] == [
         (None, None),

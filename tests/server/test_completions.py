@@ -10,6 +10,7 @@ from server.chat import submit
 from server.choices import sampling_of_choice
 from tests.server.conftest import MAX_CONTEXT, client_of
 from tests.server.test_door import CHAT, HELLO, events
+from tests.waiting import let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +108,7 @@ async def test_more_choices_than_can_ever_wait_are_refused_and_a_full_queue_take
         assert (await error_of(client, TEXT, GO_ON | {"prompt": ["a"] * 4}))["param"] == "prompt"
         waiting = asyncio.create_task(client.post(CHAT, json=HELLO | {"max_tokens": 300}))
         while not engine.snapshot().running:
-            await asyncio.sleep(0)
+            await let_it_work()
         refused = await error_of(client, CHAT, HELLO | {"n": 3}, 429)
         assert refused["code"] == "server_overloaded"
         assert (await waiting).status_code == 200
@@ -126,7 +127,7 @@ async def test_leaving_several_choices_ends_them_all(settings, path):
         for streams in (False, True):
             task = asyncio.create_task(client.post(path, json=body | {"stream": streams}))
             while engine.snapshot().running < 4:
-                await asyncio.sleep(0)
+                await let_it_work()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         async with asyncio.timeout(20):

@@ -11,6 +11,7 @@ from engine.events import ReuseDecided
 from server.app import create_app
 from server.settings import OpsSettings
 from tests.server.conftest import client_of
+from tests.waiting import let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -142,7 +143,7 @@ async def test_history_grows_by_a_sample_each_interval(settings, monkeypatch):
     async with client_of(app) as client, asyncio.timeout(120):
         points = []
         while len(points) < 2:
-            await asyncio.sleep(0)
+            await let_it_work()
             points = (await client.get("/admin/history")).json()["points"]
         last = points[-1]["timestamp_unix_ms"]
         later = (await client.get(f"/admin/history?since={last}")).json()
@@ -159,7 +160,7 @@ async def test_draining_lets_the_running_finish_and_takes_no_more(app):
     async with client_of(app) as client, asyncio.timeout(60):
         running = asyncio.create_task(client.post("/v1/chat/completions", json=chat))
         while not (await client.get("/admin/cache")).json()["requests_running"]:
-            await asyncio.sleep(0)
+            await let_it_work()
         drained = (await client.post("/admin/drain")).json()
         health, refused = await client.get("/health"), await client.post("/v1/chat/completions", json=chat)
         assert (await running).status_code == 200

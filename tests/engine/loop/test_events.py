@@ -1,7 +1,5 @@
 """What an observer of the engine is told: one end for each request, whatever the exit, and what befalls the books."""
 
-import asyncio
-
 import pytest
 
 from cache import Fault, Tier
@@ -9,6 +7,7 @@ from engine.engine import Engine, EngineOptions, FinishReason, GenerationRequest
 from engine.errors import EngineUnavailableError, QueueTimeoutError
 from engine.events import AuditDone, CacheReset, LoopRestarted, RequestEnded, ReuseDecided, StepFailed
 from tests.engine.loop.conftest import SMALL
+from tests.waiting import let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +38,7 @@ class Watched:
 
     async def until(self, kind, count=1):
         while len(self.of(kind)) < count:
-            await asyncio.sleep(0)
+            await let_it_work()
 
 
 @pytest.fixture
