@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from engine.kernels.select import Backend
+
+Activations: TypeAlias = Literal["auto", "bf16", "fp4"]
+KvCacheDtype: TypeAlias = Literal["auto", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,15 @@ class EngineOptions:
     """Output tokens of a request that does not say; applied by the HTTP schema."""
     backend: Backend = "auto"
     """Kernels."""
+    activations: Activations = "auto"
+    """What NVFP4 layers multiply their weights with; automatic is fp4 where the GPU multiplies it and the checkpoint
+    has scales for it, else bf16."""
     kv_pages: int | None = None
     """KV pages on the device; excludes `kv_cache_mib`."""
     kv_cache_mib: int | None = None
     """Bytes of KV pages on the device, in MiB; excludes `kv_pages`."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """How keys and values are stored; automatic is the kernels' dtype."""
     page_size: int | None = None
     """Tokens of a KV page; automatic is 16 on the CPU and 64 on CUDA."""
     device_state_slots: int = 16

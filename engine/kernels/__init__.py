@@ -68,6 +68,29 @@ class BatchLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class KvScales:
+    """What the stored keys and values of one layer are multiplied by: fp8 pages hold key / k and value / v."""
+
+    k: float = 1.0
+    v: float = 1.0
+
+
+UNSCALED = KvScales()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """Which implementation serves a kernel, as the daemon prints at start and shows to operators."""
+
+    kernel: str
+    """A method of `Kernels`, or a part of one: `paged_attention (decode)`."""
+    implementation: str
+    """Whose, and which: `flashinfer gated_delta_rule_decode_pretranspose`, `torch`."""
+    reason: str = ""
+    """Why it is not the first choice; empty where it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How to pick one token for each of B rows of logits; all tensors [B], on the host.
 
@@ -101,6 +124,11 @@ class PreparedLinear(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def kind(self) -> str:
+        """The class that serves it, as the daemon prints at start: `dense`, `nvfp4 w4a16 (triton)`."""
+        ...
+
 
 class Kernels(Protocol):
     """One backend. Holds the plan of the current step (as flashinfer's wrappers do), so only the engine thread may use
@@ -112,6 +140,11 @@ class Kernels(Protocol):
     name: str
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def choices(self) -> tuple[KernelChoice, ...]:
+        """What serves each kernel here; those that are not the first choice say why."""
+        ...
 
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> PreparedLinear:
         """Stack the weights of layers that share an input, by rows, into one layer. Formats may differ."""
@@ -158,12 +191,23 @@ class Kernels(Protocol):
         """
         ...
 
-    def append_paged_kv(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor) -> None:
-        """Write k and v [n, Hkv, D] to the plan's pages of kv_cache [pages, 2, page_size, Hkv, D], in place."""
+    def append_paged_kv(
+        self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, scales: KvScales = UNSCALED
+    ) -> None:
+        """Write k and v [n, Hkv, D] to the plan's pages of kv_cache [pages, 2, page_size, Hkv, D], in place.
+
+        kv_cache is in this backend's dtype, or float8_e4m3fn: then k / scales.k and v / scales.v are rounded to it, and
+        what is beyond its range saturates.
+        """
         ...
 
-    def paged_attention(self, q: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
-        """Causal attention of q [n, Hq, D] over the plan's pages (the step's own tokens included) -> [n, Hq, D]."""
+    def paged_attention(
+        self, q: torch.Tensor, kv_cache: torch.Tensor, scale: float, scales: KvScales = UNSCALED
+    ) -> torch.Tensor:
+        """Causal attention of q [n, Hq, D] over the plan's pages (the step's own tokens included) -> [n, Hq, D].
+
+        `scale` multiplies the products of queries and keys; `scales` are those that the pages were written with.
+        """
         ...
 
     def causal_conv(self, x: torch.Tensor, weight: torch.Tensor, conv_states: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,8 @@ class DenseWeight:
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    name: str = ""
+    """The layer that it came from, for messages."""
 
     @property
     def out_features(self) -> int:
@@ -36,6 +38,8 @@ class Fp8Weight:
     scale: torch.Tensor
     input_scale: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    name: str = ""
+    """The layer that it came from, for messages."""
 
     @property
     def out_features(self) -> int:
@@ -60,6 +64,8 @@ class Nvfp4Weight:
     global_scale: torch.Tensor
     input_scale: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    name: str = ""
+    """The layer that it came from, for messages."""
 
     @property
     def out_features(self) -> int:

@@ -81,7 +81,8 @@ class _Layer:
 
     def dense(self, bias: torch.Tensor | None) -> DenseWeight:
         self._refuse_other_suffixes(frozenset({"weight"}), "a weight that is not quantised")
-        return DenseWeight(weight=self.floats("weight", (self.out_features, self.in_features)), bias=bias)
+        weight = self.floats("weight", (self.out_features, self.in_features))
+        return DenseWeight(weight=weight, bias=bias, name=self.prefix)
 
     def fp8(self, bias: torch.Tensor | None) -> Fp8Weight:
         self._refuse_other_suffixes(_FP8_SUFFIXES, "an fp8 weight")
@@ -98,6 +99,7 @@ class _Layer:
             scale=values.view(()) if scale.shape in per_tensor else values.view(-1),
             input_scale=self._scalar("input_scale"),
             bias=bias,
+            name=self.prefix,
         )
 
     def modelopt_nvfp4(self, bias: torch.Tensor | None) -> Nvfp4Weight:
@@ -109,6 +111,7 @@ class _Layer:
             global_scale=self._required_scalar("weight_scale_2"),
             input_scale=self._scalar("input_scale"),
             bias=bias,
+            name=self.prefix,
         )
 
     def compressed_nvfp4(self, bias: torch.Tensor | None) -> Nvfp4Weight:
@@ -122,6 +125,7 @@ class _Layer:
             global_scale=self._required_scalar("weight_global_scale").reciprocal(),
             input_scale=None if input_scale is None else input_scale.reciprocal(),
             bias=bias,
+            name=self.prefix,
         )
 
     def entry(self, suffix: str) -> TensorEntry | None:

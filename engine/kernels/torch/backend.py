@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from engine.kernels import BatchLayout, PreparedLinear, SamplingBatch
+from engine.kernels import UNSCALED, BatchLayout, KernelChoice, KvScales, PreparedLinear, SamplingBatch
 from engine.kernels.torch import attention, conv, gated_delta, sampling
 from engine.kernels.torch.linear import TorchLinear, linear, prepare_linear
 from engine.kernels.torch.plan import StepPlan, make_plan
@@ -23,6 +23,10 @@ class TorchKernels:
         self.dtype = dtype
         self.device = torch.device("cpu") if device is None else device
         self._plan: StepPlan | None = None
+
+    @property
+    def choices(self) -> tuple[KernelChoice, ...]:
+        return (KernelChoice("all", "torch"),)
 
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> TorchLinear:
         return prepare_linear(shards, self.dtype, self.device)
@@ -58,10 +62,14 @@ class TorchKernels:
     def apply_rope(self, q: torch.Tensor, k: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
         attention.apply_rope(self._current_plan(), q, k, cos_sin_cache)
 
-    def append_paged_kv(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor) -> None:
+    def append_paged_kv(
+        self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, scales: KvScales = UNSCALED
+    ) -> None:
         attention.append_paged_kv(self._current_plan(), k, v, kv_cache)
 
-    def paged_attention(self, q: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
+    def paged_attention(
+        self, q: torch.Tensor, kv_cache: torch.Tensor, scale: float, scales: KvScales = UNSCALED
+    ) -> torch.Tensor:
         return attention.paged_attention(self._current_plan(), q, kv_cache, scale)
 
     def causal_conv(self, x: torch.Tensor, weight: torch.Tensor, conv_states: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,10 @@ class TorchLinear:
     in_features: int
     nbytes: int
 
+    @property
+    def kind(self) -> str:
+        return "dense"
+
 
 def prepare_linear(shards: Sequence[LinearWeight], dtype: torch.dtype, device: torch.device) -> TorchLinear:
     """Dequantise each shard by its own scales and stack them by rows. A bias on some shards only is 0 on the others."""

@@ -1,0 +1,1 @@
+"""Linear layers on a GPU: a small class for each way to multiply by NVFP4, fp8 and plain weights."""
