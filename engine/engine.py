@@ -31,6 +31,7 @@ from engine.administration import EntryAges, TierReset, reset_cache
 from engine.copies import no_transfers
 from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
 from engine.events import CacheReset, Observer, ReuseDecided
+from engine.kernels import KernelChoice
 from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
 from engine.loop import EngineLoop
@@ -81,6 +82,7 @@ class Engine:
         memory: MemoryPlan,
         runner: Runner,
         model_folder: Path,
+        kernel_choices: tuple[KernelChoice, ...] = (),
         faults: Faults | None = None,
     ) -> None:
         """Parts that are ready; `load` makes them. `faults` are those that `runner` asks."""
@@ -96,6 +98,8 @@ class Engine:
         """Tokens of a KV page."""
         self.backend_name = runner.backend_name
         self.model_folder = model_folder
+        self.kernel_choices = kernel_choices
+        """What serves each kernel, and why where it is not the first choice."""
         self._faults = Faults() if faults is None else faults
         self._status = EngineStatus.STARTING
         self._cache_stats = CacheStats()
@@ -149,6 +153,7 @@ class Engine:
             memory=memory,
             runner=Runner(model, kernels, Storage(state, host), memory.page_size, faults),
             model_folder=folder,
+            kernel_choices=kernels.choices,
             faults=faults,
         )
 
