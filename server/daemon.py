@@ -214,10 +214,14 @@ def engine_options(settings: Settings) -> EngineOptions:
         prefill_chunk=_automatic(engine.prefill_chunk),
         default_max_tokens=engine.default_max_tokens,
         backend=engine.backend,
+        activations=engine.activations,
         kv_pages=_automatic(cache.kv_pages),
         kv_cache_mib=_automatic(cache.kv_cache_mib),
+        kv_cache_dtype=cache.kv_cache_dtype,
         page_size=_automatic(cache.page_size),
-        device_state_slots=cache.device_state_slots,
+        device_state_slots=(
+            EngineOptions().device_state_slots if cache.device_state_slots == "auto" else cache.device_state_slots
+        ),
         host_cache_mib=_automatic(cache.host_cache_mib),
         host_state_slots=None if cache.host_state_slots == "none" else cache.host_state_slots,
         prefix_reuse=cache.prefix_reuse,

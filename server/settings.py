@@ -76,8 +76,16 @@ class EngineSettings(Section):
     default_max_tokens: Annotated[int, Ge(1)] = _key(
         4096, "longest answer in tokens when a request does not say", "an integer, 1 or more"
     )
-    backend: Literal["auto", "torch"] = _key(
-        "auto", "kernels to compute with; auto: the fastest that works here", "auto or torch"
+    backend: Literal["auto", "torch", "flashinfer"] = _key(
+        "auto",
+        "kernels to compute with; auto: flashinfer where there is a GPU and the package, else torch on the CPU",
+        "auto, torch or flashinfer",
+    )
+    activations: Literal["auto", "bf16", "fp4"] = _key(
+        "auto",
+        "what NVFP4 layers multiply their weights with on a GPU; auto: fp4 where it can and the checkpoint has scales "
+        "for it, else bf16",
+        "auto, bf16 or fp4",
     )
 
 
@@ -90,9 +98,15 @@ class CacheSettings(Section):
     kv_cache_mib: Count = _key(
         "auto", "the same as a size in MiB; give one of the two", "an integer number of MiB, 1 or more, or auto"
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = _key(
+        "auto", "how keys and values are stored; auto: as the kernels compute; fp8: in half of the bytes", "auto or fp8"
+    )
     page_size: Count = _key("auto", "tokens in a page; auto: 16 (CPU), 64 (CUDA)", "an integer, 1 or more, or auto")
-    device_state_slots: Annotated[int, Ge(0)] = _key(
-        16, "checkpoints of recurrent state on the device, beyond the running requests", "an integer, 0 or more"
+    device_state_slots: Annotated[int, Ge(0)] | Auto = _key(
+        "auto",
+        "checkpoints of recurrent state on the device, beyond the running requests; auto: 16 (CPU), from the memory "
+        "there (CUDA)",
+        "an integer, 0 or more, or auto",
     )
     host_cache_mib: Annotated[int, Ge(0)] | Auto = _key(
         "auto",

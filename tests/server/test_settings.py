@@ -47,6 +47,12 @@ def test_the_nearest_source_wins_and_is_named(tmp_path, flags, environ, toml, po
         ({"toml": "[server]\nport = true"}, "server.port is True (file "),
         ({"toml": "[cache]\npage_size = 0"}, "expected an integer, 1 or more, or auto"),
         ({"toml": "[cache]\nkv_pages = 'many'"}, "cache.kv_pages is 'many'"),
+        (
+            {"flags": {"engine.activations": "fp8"}},
+            "engine.activations is 'fp8' (flag --activations); expected auto, bf16",
+        ),
+        ({"flags": {"cache.kv_cache_dtype": "fp4"}}, "cache.kv_cache_dtype is 'fp4' (flag --kv-cache-dtype)"),
+        ({"toml": "[cache]\ndevice_state_slots = 'all'"}, "expected an integer, 0 or more, or auto"),
         ({"toml": "[cache]\nhost_state_slots = 0"}, "expected an integer, 1 or more, or none"),
         ({"environ": {"DALSEGNO_CACHE_HOST_CACHE_MIB": "-1"}}, "expected an integer number of MiB, 0 or more, or auto"),
         ({"toml": "[server]\nprot = 1"}, "unknown key 'server.prot'; the nearest is 'server.port'"),
@@ -172,9 +178,14 @@ def test_reuse_is_on_unless_it_is_switched_off(tmp_path, sources, kept):
         ("cache.host_cache_mib", "auto", "host_cache_mib", None),
         ("cache.host_state_slots", "7", "host_state_slots", 7),
         ("cache.host_state_slots", "none", "host_state_slots", None),
+        ("cache.device_state_slots", "0", "device_state_slots", 0),
+        ("cache.device_state_slots", "auto", "device_state_slots", EngineOptions().device_state_slots),
+        ("cache.kv_cache_dtype", "fp8", "kv_cache_dtype", "fp8"),
+        ("engine.activations", "fp4", "activations", "fp4"),
+        ("engine.backend", "flashinfer", "backend", "flashinfer"),
     ],
 )
-def test_what_is_kept_in_host_memory_reaches_the_engine(name, given, option, expected):
+def test_a_setting_reaches_the_engine(name, given, option, expected):
     assert getattr(engine_options(resolve({name: given}, environ={}).settings), option) == expected
 
 
