@@ -6,8 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.errors import BackendUnavailableError
-from engine.kernels.select import select_kernels
 from engine.kernels.torch import TorchKernels
 from engine.weights.formats import DenseWeight, Fp8Weight, Nvfp4Weight
 from engine.weights.nvfp4 import dequantize_nvfp4, quantize_nvfp4
@@ -98,14 +96,3 @@ def test_norms_follow_their_formulas():
 def test_silu_and_mul_gates_the_right_half_by_the_left():
     x = torch.randn(5, 20)
     torch.testing.assert_close(TorchKernels().silu_and_mul(x), F.silu(x[:, :10]) * x[:, 10:])
-
-
-@pytest.mark.parametrize("backend", ["auto", "torch"])
-def test_the_torch_backend_is_there(backend):
-    assert select_kernels(backend).name == "torch"
-
-
-@pytest.mark.parametrize("backend", ["native", "flashinfer"])
-def test_a_backend_that_is_not_there_says_what_is_missing(backend):
-    with pytest.raises(BackendUnavailableError, match=f"'{backend}'.*kernels"):
-        select_kernels(backend)
