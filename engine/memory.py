@@ -1,20 +1,28 @@
-"""How much memory there is, and how it is divided between KV pages and state slots."""
+"""How the memory that there is gets divided: the steps' own needs, KV pages, state slots, host memory."""
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
-import torch
 
 from engine.errors import InsufficientMemoryError, UnusableOptionError
 from engine.models.config import ModelConfig
 from engine.options import EngineOptions
+from engine.step_memory import Part, step_parts
+from engine.system_memory import Ram, available_memory_bytes, cgroup_headrooms, cgroup_limits, system_ram
+
+__all__ = [
+    "MemoryPlan",
+    "Part",
+    "Ram",
+    "available_memory_bytes",
+    "cgroup_headrooms",
+    "cgroup_limits",
+    "plan_memory",
+    "system_ram",
+]
 
 _MIB = 1024 * 1024
-_KV_SHARE = 0.4
+_KV_SHARE_ON_CPU = 0.4
 """Of what is left after the state slots and the step's own buffers; the rest is for the host cache and the system."""
 _HOST_SHARE_OF_RAM = 0.25
 _HOST_SHARE_ON_CPU = 0.25
@@ -22,7 +30,12 @@ _HOST_SHARE_ON_CPU = 0.25
 _HOST_SHARE_ON_GPU = 0.5
 """Of the RAM that is available: it is locked, so the system cannot take it back."""
 _MAX_FULL_CONTEXTS_PER_SEAT = 4
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
+LEAST_CHECKPOINT_SLOTS = 16
+"""State slots beyond the running requests', where nobody says."""
+TOKENS_PER_CHECKPOINT = 8192
+"""Of KV pages, for each state slot beyond the running requests', on a GPU. See docs/memory.md for how it was found."""
+MAX_AUTOMATIC_PAGES = 2**18
+"""The cache keeps a record of each page in Python; models for which more would fit are small enough without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +45,17 @@ class MemoryPlan:
     page_size: int
     kv_pages: int
     kv_page_bytes: int
+    kv_element_bytes: int
     state_slots: int
     state_slot_bytes: int
-    step_buffer_bytes: int
+    running_slots: int
+    """Of the state slots, those that the running requests have for sure."""
+    step_parts: tuple[Part, ...]
+    """What the steps take besides."""
     max_context_tokens: int
     prefill_chunk: int
     available_bytes: int
+    """What there was to divide, beside the weights."""
     host_units: int
     """Units of host memory, each of `kv_page_bytes`; 0 where nothing is kept there."""
     host_units_per_state: int
@@ -62,6 +80,15 @@ class MemoryPlan:
         return self.state_slots * self.state_slot_bytes
 
     @property
+    def step_buffer_bytes(self) -> int:
+        return sum(part.nbytes for part in self.step_parts)
+
+    @property
+    def left_bytes(self) -> int:
+        """What is given to nothing on the device."""
+        return self.available_bytes - self.step_buffer_bytes - self.kv_bytes - self.state_bytes
+
+    @property
     def full_contexts(self) -> int:
         """How many conversations of the full context fit on the device, by pages and, if it has them, by states."""
         by_pages = self.kv_pages // self._pages_of_full_context
@@ -79,12 +106,28 @@ class MemoryPlan:
     def _pages_of_full_context(self) -> int:
         return -(-self.max_context_tokens // self.page_size)
 
+    def parts(self) -> tuple[Part, ...]:
+        """Everything on the device beside the weights, line by line; their sum is `available_bytes`."""
+        tokens = self.kv_pages * self.page_size
+        kv = f"{self.kv_pages:,} pages of {self.page_size} tokens at {self.kv_page_bytes:,} bytes: {tokens:,} tokens"
+        checkpoints = self.state_slots - self.running_slots
+        states = (
+            f"{self.state_slots:,} images of {self.state_slot_bytes:,} bytes: {self.running_slots:,} for running "
+            f"requests, {checkpoints:,} for checkpoints"
+        )
+        return (
+            *self.step_parts,
+            Part("KV pages", self.kv_bytes, kv, "--kv-pages"),
+            Part("state slots", self.state_bytes, states, "--device-state-slots"),
+            Part("left over", self.left_bytes, "less than a page, or not asked for"),
+        )
+
     def describe(self) -> str:
         """One line for the log."""
         return (
             f"memory: {self.kv_pages:,} KV pages of {self.page_size} tokens ({_mib(self.kv_bytes)}), "
             f"{self.state_slots} state slots ({_mib(self.state_bytes)}), step buffers {_mib(self.step_buffer_bytes)}, "
-            f"of {_mib(self.available_bytes)} available; host memory {self._describe_host()}; "
+            f"of {_mib(self.available_bytes)} available; host memory {self.describe_host()}; "
             f"context {self.max_context_tokens:,} tokens, {self.describe_room()}"
         )
 
@@ -93,19 +136,11 @@ class MemoryPlan:
         host = f" and {self.host_full_contexts:,} in host memory" if self.host_units else ""
         return f"{self.full_contexts:,} full conversations fit on the device{host}"
 
-    def _describe_host(self) -> str:
+    def describe_host(self) -> str:
         if not self.host_units:
             return "off"
         units = f"{self.host_units:,} units ({_mib(self.host_bytes)})"
         return f"{units}, {self.host_units_per_state:,} for a state" if self.state_slot_bytes else units
-
-
-@dataclass(frozen=True, slots=True)
-class Ram:
-    """The machine's memory, in bytes: all of it, and what can be allocated now."""
-
-    total_bytes: int
-    available_bytes: int
 
 
 def plan_memory(
@@ -118,7 +153,7 @@ def plan_memory(
     ram: Ram,
 ) -> MemoryPlan:
     """Divide `available_bytes` of the device, what there is beside the weights; on the CPU the host cache comes out of
-    the same. `element_bytes` is that of the kernels' dtype.
+    the same. `element_bytes` is that of the kernels' dtype; KV pages have their own where the options say so.
 
     Raises InsufficientMemoryError, which names the flag, for what was asked for and does not fit, and
     UnusableOptionError for a context longer than the model's, or for host memory in which nothing fits.
@@ -126,84 +161,127 @@ def plan_memory(
     on_cpu = device_type == "cpu"
     page_size = options.page_size or (16 if on_cpu else 64)
     chunk = options.prefill_chunk or (512 if on_cpu else 2048)
-    page_bytes = max(1, page_size * config.kv_bytes_per_token(element_bytes))
-    slots = options.max_concurrency + options.device_state_slots
+    kv_element_bytes = 1 if options.kv_cache_dtype == "fp8" else element_bytes
+    page_bytes = max(1, page_size * config.kv_bytes_per_token(kv_element_bytes))
     slot_bytes = config.state_image_bytes(element_bytes)
-    buffers = _step_buffer_bytes(config, chunk, options.max_concurrency)
-    if buffers > available_bytes:
-        raise InsufficientMemoryError("--prefill-chunk", buffers, available_bytes, f"a prefill of {chunk} tokens")
-    left = available_bytes - buffers
-    if slots * slot_bytes > left:
-        flag = "--device-state-slots" if options.max_concurrency * slot_bytes <= left else "--max-concurrency"
-        raise InsufficientMemoryError(flag, slots * slot_bytes, left, f"the recurrent state of {slots} slots")
-    left -= slots * slot_bytes
     context = options.max_context or config.max_position_embeddings
     if context > config.max_position_embeddings:
         raise UnusableOptionError(
             f"--max-context is {context}, but the model has {config.max_position_embeddings} positions; lower it"
         )
-    pages = _kv_pages(options, left, page_bytes, pages_per_context=-(-context // page_size))
+    steps = step_parts(config, chunk, options.max_concurrency, on_gpu=not on_cpu, available_bytes=available_bytes)
+    left = _without(steps, available_bytes, chunk)
+    _require_slots(options, slot_bytes, left)
+    divide = _Division(options, left, page_size, page_bytes, slot_bytes)
+    pages_per_context = -(-context // page_size)
+    pages, slots = divide.for_cpu(pages_per_context) if on_cpu else divide.for_gpu()
     if options.max_context is None:
         context = min(context, pages * page_size)
     _require_context(options, context, pages, page_size, page_bytes)
+    left -= pages * page_bytes + slots * slot_bytes
     units_per_state = max(1, -(-slot_bytes // page_bytes))
     least_units = units_per_state + 1 if slot_bytes else 1
-    room = left - pages * page_bytes if on_cpu else ram.available_bytes
+    room = left if on_cpu else ram.available_bytes
     host_bytes = _host_bytes(options, room, ram, _HOST_SHARE_ON_CPU if on_cpu else _HOST_SHARE_ON_GPU)
-    host_units = _host_units(options, host_bytes, page_bytes, least_units)
     return MemoryPlan(
         page_size=page_size,
         kv_pages=pages,
         kv_page_bytes=page_bytes,
+        kv_element_bytes=kv_element_bytes,
         state_slots=slots,
         state_slot_bytes=slot_bytes,
-        step_buffer_bytes=buffers,
+        running_slots=options.max_concurrency,
+        step_parts=steps,
         max_context_tokens=context,
         prefill_chunk=chunk,
         available_bytes=available_bytes,
-        host_units=host_units,
+        host_units=_host_units(options, host_bytes, page_bytes, least_units),
         host_units_per_state=units_per_state,
         host_state_cap=options.host_state_slots,
     )
 
 
-def system_ram() -> Ram:
-    """This machine's, or what the cgroups leave of it."""
-    limits = cgroup_limits(_CGROUP_ROOT, _own_cgroup())
-    total = min([int(psutil.virtual_memory().total), *limits])
-    return Ram(total, available_memory_bytes(torch.device("cpu")))
+def _without(parts: tuple[Part, ...], available_bytes: int, chunk: int) -> int:
+    """What the parts leave. Raises InsufficientMemoryError with the flag of the first that does not fit."""
+    left = available_bytes
+    for part in parts:
+        if part.nbytes > left:
+            flag = part.flag or "--prefill-chunk"
+            purpose = f"a prefill of {chunk} tokens" if flag == "--prefill-chunk" else f"{part.name} ({part.how})"
+            raise InsufficientMemoryError(flag, part.nbytes, left, purpose)
+        left -= part.nbytes
+    return left
 
 
-def available_memory_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated now: CUDA's free memory, or the system's within the limits of the cgroups."""
-    if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free)
-    available = int(psutil.virtual_memory().available)
-    return min([available, *_address_space_headroom(), *cgroup_headrooms(_CGROUP_ROOT, _own_cgroup())])
+def _require_slots(options: EngineOptions, slot_bytes: int, left: int) -> None:
+    """The running requests' slots and the least of the checkpoints' must fit."""
+    slots = options.max_concurrency + _least_checkpoint_slots(options)
+    if slots * slot_bytes > left:
+        flag = "--device-state-slots" if options.max_concurrency * slot_bytes <= left else "--max-concurrency"
+        raise InsufficientMemoryError(flag, slots * slot_bytes, left, f"the recurrent state of {slots} slots")
 
 
-def _address_space_headroom() -> list[int]:
-    """What `ulimit -v` leaves, if it is set."""
-    limit, _hard = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return []
-    return [max(0, limit - int(psutil.Process().memory_info().vms))]
+def _least_checkpoint_slots(options: EngineOptions) -> int:
+    return LEAST_CHECKPOINT_SLOTS if options.device_state_slots is None else options.device_state_slots
 
 
-def _kv_pages(options: EngineOptions, left: int, page_bytes: int, pages_per_context: int) -> int:
-    if options.kv_pages is not None:
-        if options.kv_pages * page_bytes > left:
-            raise InsufficientMemoryError(
-                "--kv-pages", options.kv_pages * page_bytes, left, f"the KV cache of {options.kv_pages} pages"
-            )
-        return options.kv_pages
-    if options.kv_cache_mib is not None:
-        if options.kv_cache_mib * _MIB > left:
-            raise InsufficientMemoryError("--kv-cache-mib", options.kv_cache_mib * _MIB, left, "the KV cache")
-        return options.kv_cache_mib * _MIB // page_bytes
-    wanted = options.max_concurrency * _MAX_FULL_CONTEXTS_PER_SEAT * pages_per_context
-    return min(wanted, int(left * _KV_SHARE) // page_bytes)
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Of `left` bytes between pages and slots."""
+
+    options: EngineOptions
+    left: int
+    page_size: int
+    page_bytes: int
+    slot_bytes: int
+
+    @property
+    def least_slots(self) -> int:
+        return self.options.max_concurrency + _least_checkpoint_slots(self.options)
+
+    @property
+    def left_for_pages(self) -> int:
+        """Beside the least slots."""
+        return self.left - self.least_slots * self.slot_bytes
+
+    def for_cpu(self, pages_per_context: int) -> tuple[int, int]:
+        """A few full contexts for each seat, or a share of what there is: the rest is the system's."""
+        pages = self._asked_pages()
+        if pages is None:
+            wanted = self.options.max_concurrency * _MAX_FULL_CONTEXTS_PER_SEAT * pages_per_context
+            pages = min(wanted, int(self.left_for_pages * _KV_SHARE_ON_CPU) // self.page_bytes)
+        return pages, self.least_slots
+
+    def for_gpu(self) -> tuple[int, int]:
+        """All of it: a slot for every TOKENS_PER_CHECKPOINT of the pages, where neither is given."""
+        pages, slots = self._asked_pages(), self.least_slots
+        if self.options.device_state_slots is None and self.slot_bytes:
+            slots = max(slots, self.options.max_concurrency + self._checkpoint_slots(pages))
+        if pages is None:
+            pages = min(MAX_AUTOMATIC_PAGES, (self.left - slots * self.slot_bytes) // self.page_bytes)
+        return pages, slots
+
+    def _checkpoint_slots(self, pages: int | None) -> int:
+        """As many as go with `pages`, or with all the pages that fit beside them."""
+        room = self.left - self.options.max_concurrency * self.slot_bytes
+        pages_per_slot = TOKENS_PER_CHECKPOINT / self.page_size
+        if pages is None:
+            fitting = int(room / (pages_per_slot * self.page_bytes + self.slot_bytes))
+            return min(fitting, int(MAX_AUTOMATIC_PAGES / pages_per_slot))
+        return min((room - pages * self.page_bytes) // self.slot_bytes, int(pages / pages_per_slot))
+
+    def _asked_pages(self) -> int | None:
+        options, left = self.options, self.left_for_pages
+        if options.kv_pages is not None:
+            needed, purpose = options.kv_pages * self.page_bytes, f"the KV cache of {options.kv_pages} pages"
+            if needed > left:
+                raise InsufficientMemoryError("--kv-pages", needed, left, purpose)
+            return options.kv_pages
+        if options.kv_cache_mib is not None:
+            if options.kv_cache_mib * _MIB > left:
+                raise InsufficientMemoryError("--kv-cache-mib", options.kv_cache_mib * _MIB, left, "the KV cache")
+            return options.kv_cache_mib * _MIB // self.page_bytes
+        return None
 
 
 def _host_bytes(options: EngineOptions, room_bytes: int, ram: Ram, share: float) -> int:
@@ -240,70 +318,6 @@ def _require_context(options: EngineOptions, context: int, pages: int, page_size
     else:
         flag, purpose = "--page-size", f"one KV page of {page_size} tokens"
     raise InsufficientMemoryError(flag, needed * page_bytes, pages * page_bytes, purpose)
-
-
-def _step_buffer_bytes(config: ModelConfig, chunk: int, max_concurrency: int) -> int:
-    """Activations of one step, roughly: the widest ones of a layer, and the logits, in float32."""
-    rows = chunk + max_concurrency
-    return 4 * (
-        rows * (4 * config.intermediate_size + 8 * config.hidden_size) + 2 * max_concurrency * config.vocab_size
-    )
-
-
-def cgroup_headrooms(root: Path, own: str) -> list[int]:
-    """Bytes left in each memory cgroup that has a limit.
-
-    Page cache that the kernel can drop counts as left: a mapped checkpoint is mostly that.
-    """
-    found: list[int] = []
-    for group in _limited_cgroups(root, own):
-        droppable = int(group.stat[group.stat.index(group.droppable) + 1]) if group.droppable in group.stat else 0
-        found.append(max(0, group.limit_bytes - group.usage_bytes + droppable))
-    return found
-
-
-def cgroup_limits(root: Path, own: str) -> list[int]:
-    """The limit of each memory cgroup that has one, in bytes."""
-    return [group.limit_bytes for group in _limited_cgroups(root, own)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cgroup:
-    limit_bytes: int
-    usage_bytes: int
-    stat: list[str]
-    droppable: str
-    """The name, in `stat`, of what the kernel can drop."""
-
-
-def _limited_cgroups(root: Path, own: str) -> list[_Cgroup]:
-    """Of version 2 from `own` up to the root, of version 1 the container's."""
-    parts = [part for part in own.split("/") if part]
-    folders = [root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
-    found = [_limited_cgroup(folder, "memory.max", "memory.current", "inactive_file") for folder in folders]
-    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    found.append(_limited_cgroup(root / "memory", *version_1))
-    return [group for group in found if group is not None]
-
-
-def _limited_cgroup(folder: Path, limit_name: str, usage_name: str, droppable: str) -> _Cgroup | None:
-    limit, usage = _read_words(folder / limit_name), _read_words(folder / usage_name)
-    if not limit or not usage or not limit[0].isdecimal():
-        return None
-    return _Cgroup(int(limit[0]), int(usage[0]), _read_words(folder / "memory.stat"), droppable)
-
-
-def _own_cgroup() -> str:
-    """This process's path in the version 2 hierarchy; "" where there is none."""
-    lines = _read_words(Path("/proc/self/cgroup"))
-    return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
-
-
-def _read_words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").split()
-    except OSError:
-        return []
 
 
 def _mib(size_bytes: int) -> str:

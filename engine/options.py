@@ -41,8 +41,9 @@ class EngineOptions:
     """How keys and values are stored; automatic is the kernels' dtype."""
     page_size: int | None = None
     """Tokens of a KV page; automatic is 16 on the CPU and 64 on CUDA."""
-    device_state_slots: int = 16
-    """State slots beyond those of the running requests: checkpoints that are kept while all of these run."""
+    device_state_slots: int | None = None
+    """State slots beyond those of the running requests: checkpoints that are kept while all of these run; automatic is
+    16, and on CUDA as many more as go with its KV pages."""
     host_cache_mib: int | None = None
     """Host memory for KV pages and states together, in MiB; 0 keeps nothing there; automatic is at most a quarter of
     the RAM."""
