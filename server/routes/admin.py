@@ -22,6 +22,7 @@ from server.schema.admin import (
     DrainAnswer,
     FaultsAnswer,
     FaultsRequest,
+    KernelShown,
     PoolUnits,
     ResetAnswer,
     ResetConflict,
@@ -54,7 +55,7 @@ router = APIRouter(prefix="/admin", tags=["operation"], responses=ERRORS)
 
 @router.get("/cache", response_model=CacheAnswer)
 async def show_cache(request: Request) -> JsonResponse:
-    """Units of each pool by state, and what the cache has done since the start."""
+    """Units of each pool by state, what the cache has done since the start, and which kernels compute."""
     daemon: Daemon = request.app.state.daemon
     now, census = daemon.engine.snapshot(), daemon.engine.census(_NAMED_CONVERSATIONS)
     done = now.cache
@@ -89,6 +90,7 @@ async def show_cache(request: Request) -> JsonResponse:
                 depth_tokens=census.depth_tokens,
             ),
             conversations=[_conversation(each) for each in census.largest],
+            kernels=[KernelShown(**asdict(choice)) for choice in daemon.engine.kernel_choices],
         )
     )
 

@@ -52,6 +52,14 @@ class Conversation(AnswerModel):
     tiers: list[TierName]
 
 
+class KernelShown(AnswerModel):
+    """What serves a kernel, and why where it is not the first choice (else empty)."""
+
+    kernel: str
+    implementation: str
+    reason: str
+
+
 class CacheAnswer(AnswerModel):
     """The cache at this moment. From `selections` to `orphans_reclaimed` everything counts from the start, what was
     admitted and then left by its client included; `evictions` by pool and kind of checkpoint."""
@@ -84,6 +92,7 @@ class CacheAnswer(AnswerModel):
     ]
     tree: TreeSizes
     conversations: Annotated[list[Conversation], Field(description="those with the most tokens")]
+    kernels: Annotated[list[KernelShown], Field(description="what the model is computed with, since the start")]
 
 
 class ResetRequest(RequestModel):

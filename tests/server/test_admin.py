@@ -83,6 +83,12 @@ async def test_the_cache_is_shown_with_units_that_add_up(client):
     assert shown["selections"]["root"] > 0
 
 
+async def test_every_kernel_is_shown_with_what_serves_it(client):
+    kernels = (await client.get(CACHE)).json()["kernels"]
+    assert [each["implementation"] for each in kernels] == ["torch"] * len(kernels)
+    assert kernels[0].keys() == {"kernel", "implementation", "reason"}
+
+
 async def test_a_reset_makes_the_next_request_cold_and_the_one_after_it_hit(client):
     body = fresh()
     await client.post(CHAT, json=body)
