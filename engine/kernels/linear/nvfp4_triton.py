@@ -1,0 +1,98 @@
+"""NVFP4 weights multiplied by a Triton kernel of ours, for GPUs on which flashinfer has none."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from engine.kernels.device import DeviceTraits
+from engine.kernels.linear.product import dtype_name, positive_scale, stack_biases, stack_rows, total_bytes
+from engine.options import Activations
+from engine.weights.formats import LinearWeight, Nvfp4Weight
+
+_MULTIPROCESSORS = 128
+"""Where the device's number is not known: what a decode's product is spread over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonProduct:
+    """packed [out, in / 2] and scale [out, in / 16] uint8; row_scale [out] float32 is each row's global scale."""
+
+    packed: torch.Tensor
+    scale: torch.Tensor
+    row_scale: torch.Tensor
+    bias: torch.Tensor | None
+    multiprocessors: int
+
+    @property
+    def kind(self) -> str:
+        return "nvfp4 w4a16 (triton)"
+
+    @property
+    def out_features(self) -> int:
+        return self.packed.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.packed.shape[1] * 2
+
+    @property
+    def nbytes(self) -> int:
+        return total_bytes(self.packed, self.scale, self.row_scale, self.bias)
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        # Here and not above: importing Triton takes a second, and declares the kernel for the interpreter or a GPU.
+        kernel = importlib.import_module("engine.kernels.linear.w4a16_kernel")
+        rows = x if x.stride(-1) == 1 else x.contiguous()
+        out: torch.Tensor = kernel.multiply(rows, self.packed, self.scale, self.row_scale, self.multiprocessors)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+class Nvfp4Triton:
+    """Weights dequantised in registers; activations stay in bfloat16. Every row has its own global scale, so shards
+    share a product whatever theirs are."""
+
+    formats: tuple[str, ...] = ("nvfp4",)
+    activation_range: float | None = None
+    noise: float = 0.02
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, traits: DeviceTraits) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._multiprocessors = traits.multiprocessors or _MULTIPROCESSORS
+
+    def supports(self, traits: DeviceTraits, shard: LinearWeight, activations: Activations) -> str:
+        if not isinstance(shard, Nvfp4Weight):
+            return "the Triton kernel multiplies by NVFP4 weights only"
+        if self._dtype != torch.bfloat16:
+            return f"the Triton kernel multiplies in bf16, not {dtype_name(self._dtype)}"
+        if find_spec("triton") is None:
+            return "triton is not installed"
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return ""
+        if self._device.type != "cuda":
+            return "Triton needs a GPU"
+        if traits.capability is None or traits.capability < (8, 0):
+            return f"the Triton kernel needs sm80 or newer, not {traits.architecture}"
+        return ""
+
+    def key(self, shard: LinearWeight) -> Hashable:
+        return None
+
+    def prepare(self, shards: Sequence[LinearWeight]) -> TritonProduct:
+        weights = [shard for shard in shards if isinstance(shard, Nvfp4Weight)]
+        assert len(weights) == len(shards), "the class was asked to prepare what it does not support"
+        scales = [positive_scale(weight.global_scale, weight, "its global scale") for weight in weights]
+        rows = torch.tensor([weight.out_features for weight in weights])
+        return TritonProduct(
+            packed=stack_rows([weight.packed for weight in weights], self._device),
+            scale=stack_rows([weight.scale.view(torch.uint8) for weight in weights], self._device),
+            row_scale=torch.tensor(scales, dtype=torch.float32).repeat_interleave(rows).to(self._device),
+            bias=stack_biases(shards, self._dtype, self._device),
+            multiprocessors=self._multiprocessors,
+        )

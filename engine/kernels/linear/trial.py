@@ -1,0 +1,65 @@
+"""The trial of a class on its first layer: what no test here could run on a GPU proves itself before it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kernels.linear.dense import dense_rows, first_rows
+from engine.kernels.linear.product import LinearClass, Product
+from engine.weights.formats import DenseWeight, LinearWeight
+
+_BATCHES = (1, 5, 130)
+_ROWS = 64
+
+
+def find_fault(
+    linear_class: LinearClass, shards: Sequence[LinearWeight], device: torch.device, dtype: torch.dtype
+) -> tuple[Product | None, str]:
+    """Prepare shards and multiply by them: the product and "", or what is wrong with the class on this machine.
+
+    Random rows are multiplied by the product and by the first rows of each shard, dequantised, in float32. A wrong
+    layout, scale or convention is off by about the whole value; a compiler or part that is missing raises.
+    """
+    try:
+        product = linear_class.prepare(shards)
+        error = max(_relative_error(linear_class, product, shards, batch, device, dtype) for batch in _BATCHES)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as fault:  # noqa: BLE001 - whatever a library raises here, another class can serve
+        return None, f"it failed on this machine: {type(fault).__name__}: {fault}"
+    if not error < linear_class.noise:
+        return None, f"its results are wrong on this machine: relative error {error:.3g}, expected {linear_class.noise}"
+    return product, ""
+
+
+def _relative_error(
+    linear_class: LinearClass,
+    product: Product,
+    shards: Sequence[LinearWeight],
+    batch: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> float:
+    x = torch.randn(batch, product.in_features, generator=torch.Generator().manual_seed(batch))
+    x = (x * _magnitude(linear_class, shards[0])).to(device=device, dtype=dtype)
+    out = product.apply(x)
+    actual, expected, first = [], [], 0
+    for shard in shards:
+        rows = min(_ROWS, shard.out_features)
+        expected.append(x.float() @ dense_rows(first_rows(shard, rows), device).float().t())
+        bias = torch.zeros(rows) if shard.bias is None else shard.bias[:rows].float()
+        actual.append(out[:, first : first + rows].float() - bias.to(device))
+        first += shard.out_features
+    wanted = torch.cat(expected, dim=1)
+    norm = float(wanted.norm())
+    error = float((torch.cat(actual, dim=1) - wanted).norm())
+    return error / norm if norm else error
+
+
+def _magnitude(linear_class: LinearClass, shard: LinearWeight) -> float:
+    """How large activations are to be, so that a static scale neither clips them nor rounds them away."""
+    if linear_class.activation_range is None or isinstance(shard, DenseWeight) or shard.input_scale is None:
+        return 1.0
+    return float(shard.input_scale) * linear_class.activation_range / 5
