@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.graphs import MOST_ROWS
 from engine.models.config import ModelConfig
 
 _MIB = 1024 * 1024
@@ -60,12 +61,12 @@ def step_parts(
 
 def activation_part(config: ModelConfig, chunk: int, max_concurrency: int) -> Part:
     """The widest activations of a layer, in float32, as the alternatives to fused kernels compute."""
-    rows, width = chunk + max_concurrency, 4 * config.intermediate_size + 8 * config.hidden_size
+    rows = chunk + max_concurrency
     how = (
         f"{rows:,} tokens of a chunk of {chunk:,} and {max_concurrency:,} decodes, "
         f"4 x {config.intermediate_size:,} + 8 x {config.hidden_size:,} float32 each"
     )
-    return Part("activations", rows * width * FLOAT_BYTES, how, "--prefill-chunk")
+    return Part("activations", rows * _width(config) * FLOAT_BYTES, how, "--prefill-chunk")
 
 
 def reserve_part(available_bytes: int) -> Part:
@@ -80,22 +81,31 @@ def _logits_part(config: ModelConfig, max_concurrency: int, copies: int) -> Part
 
 
 def _workspace_part(max_concurrency: int) -> Part:
-    wrappers = EAGER_WRAPPERS + max_concurrency
+    wrappers = EAGER_WRAPPERS + _graphs(max_concurrency)
     nbytes = ATTENTION_WORKSPACE_BYTES + wrappers * INDEX_WORKSPACE_BYTES
     how = (
         f"attention: {ATTENTION_WORKSPACE_BYTES // _MIB} MiB, and {INDEX_WORKSPACE_BYTES // _MIB} MiB for each of "
         f"{wrappers} plans"
     )
-    return Part("workspace", nbytes, how, "--max-concurrency")
+    return Part("workspace", nbytes, how)
 
 
 def _graphs_part(config: ModelConfig, max_concurrency: int) -> Part:
-    each = config.num_layers * GRAPH_BYTES_PER_LAYER
-    # Each graph keeps its own logits, in float32.
-    rows = max_concurrency * (max_concurrency + 1) // 2
-    nbytes = max_concurrency * each + rows * config.vocab_size * FLOAT_BYTES
+    """Graphs share the tensors of the largest; the logits lie beside, for what comes after a replay."""
+    rows = _graphs(max_concurrency)
+    a_row = (_width(config) + 3 * config.vocab_size) * FLOAT_BYTES
+    nbytes = rows * (config.num_layers * GRAPH_BYTES_PER_LAYER + a_row)
     how = (
-        f"{max_concurrency:,} batch sizes of {config.num_layers} layers at {GRAPH_BYTES_PER_LAYER // 1024} KiB, "
-        f"and {rows:,} rows of logits"
+        f"{rows:,} batch sizes: {config.num_layers} layers at {GRAPH_BYTES_PER_LAYER // 1024} KiB in each, "
+        f"and {rows:,} rows of {_width(config):,} + 3 x {config.vocab_size:,} float32 together"
     )
-    return Part("CUDA graphs", nbytes, how, "--max-concurrency")
+    return Part("CUDA graphs", nbytes, how)
+
+
+def _graphs(max_concurrency: int) -> int:
+    return min(max_concurrency, MOST_ROWS)
+
+
+def _width(config: ModelConfig) -> int:
+    """Elements of a token's activations in the widest layer."""
+    return 4 * config.intermediate_size + 8 * config.hidden_size

@@ -1,16 +1,23 @@
-"""`dalsegno inspect`: what a checkpoint is, what it takes in memory, and how many conversations fit."""
+"""`dalsegno inspect`: what a checkpoint is, and how a device's memory would be divided to serve it."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from server.commands.memory_table import print_plan, size_text
 from server.commands.options import with_settings
 from server.configuration import ConfigurationError, Resolved
+from server.settings import Settings
 
 if TYPE_CHECKING:
+    from engine.device_plan import DevicePlan
+    from engine.kernels.device import DeviceTraits
+    from engine.memory import Ram
     from engine.models.config import ModelConfig
     from engine.weights.inspect import CheckpointSummary
 
@@ -27,11 +34,29 @@ _UNITS = {
 }
 
 
-@with_settings("cache", model="argument")
+@with_settings("engine", "cache", model="argument")
 def inspect(
     resolved: Resolved,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option(help="print how the memory of this device would be divided, without loading the model"),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="plan for this GPU, which need not be here: h200, h100, rtxpro6000, rtx5090, rtx4090, or a compute "
+            "capability such as 9.0 with --memory",
+            metavar="NAME",
+        ),
+    ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="memory to fill, e.g. 8GiB; default: what is free now", metavar="SIZE")
+        str | None,
+        typer.Option(
+            help="memory to fill, e.g. 8GiB, with a GPU all that it has; default: what is free now", metavar="SIZE"
+        ),
+    ] = None,
+    ram: Annotated[
+        str | None, typer.Option(help="plan for a machine with so much RAM; default: this one's", metavar="SIZE")
     ] = None,
     context: Annotated[
         int | None, typer.Option(min=1, help="tokens of each conversation; default: the model's most")
@@ -39,35 +64,100 @@ def inspect(
 ) -> None:
     """Show a model's architecture, formats and sizes, and how many conversations fit in a given memory."""
     memory_bytes = None if memory is None else parse_size(memory)
+    ram_bytes = None if ram is None else parse_size(ram, "--ram")
+    if gpu is not None and device == "cpu":
+        raise ConfigurationError(f"--gpu is {gpu!r}, but --device is cpu; give one of them")
     from engine.catalog import resolve_model
-    from engine.kernels.select import select_kernels
-    from engine.memory import available_memory_bytes
     from engine.models.registry import read_config
     from engine.weights.inspect import inspect_checkpoint
 
     folder = resolve_model(resolved.settings.server.model)
     config = read_config(folder)
     summary = inspect_checkpoint(folder)
-    kernels = select_kernels("auto")
-    if memory_bytes is None:
-        memory_bytes = available_memory_bytes(kernels.device)
-    page_size = resolved.settings.cache.page_size
-    if page_size == "auto":
-        page_size = 16 if kernels.device.type == "cpu" else 64
     longest = config.max_position_embeddings
     if context is not None and context > longest:
         raise ConfigurationError(f"--context is {context}; expected at most {longest}, the model's longest")
     rows = _model_rows(config, summary)
-    rows += _memory_rows(config, summary, memory_bytes, context or longest, page_size, kernels.dtype.itemsize)
+    if device is None and gpu is None:
+        rows += _memory_rows(config, summary, resolved.settings, memory_bytes, context or longest)
+        _print_rows(rows)
+        return
+    target = _target("cpu" if device == "cpu" else "cuda", gpu, memory_bytes)
+    plan, machine = _plan(folder, config, resolved.settings, target, context, ram_bytes)
     _print_rows(rows)
+    print_plan(plan, machine)
 
 
-def parse_size(text: str) -> int:
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The device that is planned for."""
+
+    traits: DeviceTraits
+    total_bytes: int
+    free_bytes: int | None
+    """None where the device is not here."""
+    element_bytes: int
+
+
+def _target(device: Literal["cpu", "cuda"], gpu: str | None, memory_bytes: int | None) -> _Target:
+    """Raises ConfigurationError where a GPU is asked for that is neither here nor named."""
+    import torch
+
+    from engine.gpus import find_gpu_traits
+    from engine.kernels.device import CPU
+    from engine.kernels.select import find_gpu, gpu_device, gpu_trouble
+    from engine.memory import available_memory_bytes
+
+    if device == "cpu":
+        total = available_memory_bytes(torch.device("cpu")) if memory_bytes is None else memory_bytes
+        return _Target(CPU, total, total, torch.float32.itemsize)
+    if gpu is not None:
+        traits = find_gpu_traits(gpu, memory_bytes)
+        return _Target(traits, traits.total_bytes, None, torch.bfloat16.itemsize)
+    trouble = gpu_trouble()
+    if trouble is not None:
+        raise ConfigurationError(f"--device is cuda, but {trouble}; or name a GPU to plan for, e.g. --gpu h200")
+    traits = find_gpu()
+    if memory_bytes is not None:
+        return _Target(traits, memory_bytes, None, torch.bfloat16.itemsize)
+    return _Target(traits, traits.total_bytes, available_memory_bytes(gpu_device()), torch.bfloat16.itemsize)
+
+
+def _plan(
+    folder: Path,
+    config: ModelConfig,
+    settings: Settings,
+    target: _Target,
+    context: int | None,
+    ram_bytes: int | None,
+) -> tuple[DevicePlan, Ram]:
+    from engine.device_plan import plan_device
+    from engine.memory import Ram, system_ram
+    from server.daemon import engine_options
+
+    options = engine_options(settings)
+    if context is not None and options.max_context is None:
+        options = replace(options, max_context=context)
+    ram = system_ram() if ram_bytes is None else Ram(ram_bytes, ram_bytes)
+    plan = plan_device(
+        folder,
+        config,
+        options,
+        target.traits,
+        total_bytes=target.total_bytes,
+        free_bytes=target.free_bytes,
+        element_bytes=target.element_bytes,
+        ram=ram,
+    )
+    return plan, ram
+
+
+def parse_size(text: str, flag: str = "--memory") -> int:
     """ "8GiB" -> bytes. Raises ConfigurationError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        raise ConfigurationError(f"--memory is {text!r}; expected a size such as 512MiB, 8GiB or 80GB")
+        raise ConfigurationError(f"{flag} is {text!r}; expected a size such as 512MiB, 8GiB or 80GB")
     return int(float(match[1]) * unit)
 
 
@@ -97,30 +187,40 @@ def _model_rows(config: ModelConfig, summary: CheckpointSummary) -> list[tuple[s
     rows.append(("longest context", f"{config.max_position_embeddings:,} tokens"))
     rows.append(("parameters", f"{summary.parameters:,}"))
     for part in summary.formats:
-        rows.append((f"  {part.name}", f"{part.tensors} tensors, {part.parameters:,} parameters, {_size(part.nbytes)}"))
-    rows.append(("files", ", ".join(f"{name} ({_size(nbytes)})" for name, nbytes in summary.shards)))
+        rows.append(
+            (f"  {part.name}", f"{part.tensors} tensors, {part.parameters:,} parameters, {size_text(part.nbytes)}")
+        )
+    rows.append(("files", ", ".join(f"{name} ({size_text(nbytes)})" for name, nbytes in summary.shards)))
     return rows
 
 
 def _memory_rows(
-    config: ModelConfig,
-    summary: CheckpointSummary,
-    memory_bytes: int,
-    context: int,
-    page_size: int,
-    element_bytes: int,
+    config: ModelConfig, summary: CheckpointSummary, settings: Settings, memory_bytes: int | None, context: int
 ) -> list[tuple[str, str]]:
-    page_bytes = page_size * config.kv_bytes_per_token(element_bytes)
+    import torch
+
+    from engine.kernels.select import gpu_device, gpu_trouble
+    from engine.memory import available_memory_bytes
+
+    on_cpu = settings.engine.backend == "torch" or gpu_trouble() is not None
+    if memory_bytes is None:
+        memory_bytes = available_memory_bytes(torch.device("cpu") if on_cpu else gpu_device())
+    page_size = settings.cache.page_size
+    if page_size == "auto":
+        page_size = 16 if on_cpu else 64
+    element_bytes = (torch.float32 if on_cpu else torch.bfloat16).itemsize
+    kv_element_bytes = 1 if settings.cache.kv_cache_dtype == "fp8" else element_bytes
+    page_bytes = page_size * config.kv_bytes_per_token(kv_element_bytes)
     state_bytes = config.state_image_bytes(element_bytes)
     conversation_bytes = -(-context // page_size) * page_bytes + state_bytes
     left = max(0, memory_bytes - summary.nbytes)
     rows = [
-        ("state image", f"{_size(state_bytes)} per conversation" if state_bytes else "none: no recurrent layers"),
-        (f"KV page of {page_size} tokens", _size(page_bytes)),
-        (f"conversation of {context:,} tokens", _size(conversation_bytes)),
+        ("state image", f"{size_text(state_bytes)} per conversation" if state_bytes else "none: no recurrent layers"),
+        (f"KV page of {page_size} tokens", size_text(page_bytes)),
+        (f"conversation of {context:,} tokens", size_text(conversation_bytes)),
         (
-            f"conversations in {_size(memory_bytes)}",
-            f"{left // max(1, conversation_bytes):,}, beside the weights of {_size(summary.nbytes)} as stored",
+            f"conversations in {size_text(memory_bytes)}",
+            f"{left // max(1, conversation_bytes):,}, beside the weights of {size_text(summary.nbytes)} as stored",
         ),
     ]
     if state_bytes and page_bytes:
@@ -136,10 +236,3 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
     for name, value in rows:
         table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
-
-
-def _size(nbytes: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= size:
-            return f"{nbytes / size:,.2f} {unit}"
-    return f"{nbytes:,} B"
