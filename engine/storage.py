@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from cache import Copy, CopyObject, Tier, UnitHandle
+from engine.locked_memory import CudaLock, allocate_locked
 from engine.models.config import ModelConfig
 
 Rows: TypeAlias = torch.Tensor | npt.NDArray[np.uint8]
@@ -50,7 +51,7 @@ class Storage:
     def __init__(self, state: ModelState, host: HostMemory | None = None) -> None:
         """Raises ValueError where a KV page and a host unit differ in size."""
         self.state = state
-        self._is_on_gpu = any(tensor.is_cuda for tensor in state.kv)
+        self._gpu = next((tensor.device for tensor in state.kv if tensor.is_cuda), None)
         self._rows = {
             CopyObject.KV_PAGE: tuple(map(self._as_rows, _split(state.kv))),
             CopyObject.STATE: tuple(map(self._as_rows, _split((*state.conv, *state.recurrent)))),
@@ -72,6 +73,13 @@ class Storage:
 
         Raises ValueError for a copy that no cache of this model asks for.
         """
+        moved_bytes = self.queue(copies)
+        if self._gpu is not None:
+            torch.cuda.current_stream(self._gpu).synchronize()
+        return moved_bytes
+
+    def queue(self, copies: Iterable[Copy]) -> int:
+        """The same, but on a GPU they are only queued on the current stream when this returns."""
         moved_bytes = 0
         for copy in copies:
             if not self._rows[copy.what]:
@@ -89,13 +97,11 @@ class Storage:
             else:
                 raise ValueError(f"a copy from {tiers[0]} to {tiers[1]}; expected device or host, one of them device")
             moved_bytes += self.image_bytes(copy.what)
-        if self._is_on_gpu:
-            torch.cuda.synchronize()
         return moved_bytes
 
     def _as_rows(self, tensor: torch.Tensor) -> Rows:
         # On the CPU by numpy: torch copies with all its threads, and where others are busy these wait for each other.
-        return tensor if self._is_on_gpu else tensor.numpy()
+        return tensor if self._gpu is not None else tensor.numpy()
 
     def _pairs(self, what: CopyObject, unit: int, host: UnitHandle) -> Iterable[tuple[Rows, Rows]]:
         """The pieces of one image on the device and on the host."""
@@ -132,12 +138,20 @@ def cut_image(row_bytes: Iterable[int], unit_bytes: int) -> tuple[Piece, ...]:
 
 
 def allocate_state(
-    config: ModelConfig, *, num_pages: int, page_size: int, num_slots: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    *,
+    num_pages: int,
+    page_size: int,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> ModelState:
-    """Zeroed tensors for `num_pages` KV pages and `num_slots` state slots."""
+    """Zeroed tensors for `num_pages` KV pages (in `kv_dtype` where it is given, else in `dtype`) and `num_slots` state
+    slots."""
     attention, gdn = config.attention, config.gated_delta_net
     kv_shape = (num_pages, 2, page_size, attention.num_kv_heads, attention.head_dim)
-    kv = tuple(_zeroed_kv(kv_shape, dtype, device) for _ in range(config.num_attention_layers))
+    kv = tuple(_zeroed_kv(kv_shape, kv_dtype or dtype, device) for _ in range(config.num_attention_layers))
     if gdn is None:
         return ModelState(kv=kv, conv=(), recurrent=())
     conv_shape = (num_slots, gdn.conv_dim, gdn.conv_kernel_size - 1)
@@ -154,15 +168,11 @@ def allocate_host_memory(units: int, unit_bytes: int, device: torch.device) -> H
     """Zeroed units for the cache of a model on `device`; on the CPU they take up no memory until they are written.
 
     On CUDA they are page-locked, as copies need that are to run beside the step, and take up all of it at once. Raises
-    RuntimeError when the system refuses to lock that much.
+    InsufficientMemoryError when the system refuses to lock that much.
     """
-    memory = _lazily_zeroed((units, unit_bytes), torch.uint8)
-    if device.type == "cuda" and memory.numel():
-        # Not torch's pinned allocator: it rounds up to the next power of two.
-        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
-        if int(error):
-            raise RuntimeError(f"could not allocate {memory.numel():,} page-locked bytes (CUDA error {int(error)})")
-    return HostMemory(memory)
+    if device.type == "cuda":
+        return HostMemory(torch.from_numpy(allocate_locked(units, unit_bytes, CudaLock())))
+    return HostMemory(_lazily_zeroed((units, unit_bytes), torch.uint8))
 
 
 def _split(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

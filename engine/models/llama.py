@@ -8,10 +8,20 @@ from typing import Any
 import torch
 
 from engine.errors import UnsupportedConfigError
-from engine.kernels import Kernels, PreparedLinear
+from engine.kernels import Kernels, KvScales, PreparedLinear
 from engine.models.config import AttentionConfig, LayerKind, ModelConfig
 from engine.models.config_fields import ConfigFields, read_eos_token_ids, read_rope
-from engine.models.parts import Mlp, Outer, head_logits, load_mlp, load_norm, load_outer, mlp
+from engine.models.parts import (
+    Mlp,
+    Outer,
+    head_logits,
+    load_kv_scales,
+    load_mlp,
+    load_norm,
+    load_outer,
+    mlp,
+    page_scales,
+)
 from engine.storage import ModelState
 from engine.weights.checkpoint import Checkpoint
 
@@ -21,6 +31,7 @@ class Layer:
     input_norm: torch.Tensor
     qkv: PreparedLinear
     out: PreparedLinear
+    kv_scales: KvScales
     post_attention_norm: torch.Tensor
     mlp: Mlp
 
@@ -82,6 +93,7 @@ def _load_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, kernel
         input_norm=load_norm(checkpoint, f"{prefix}.input_layernorm", hidden, kernels),
         qkv=kernels.prepare_linear([q, k, v]),
         out=kernels.prepare_linear([out]),
+        kv_scales=load_kv_scales(checkpoint, f"{prefix}.self_attn"),
         post_attention_norm=load_norm(checkpoint, f"{prefix}.post_attention_layernorm", hidden, kernels),
         mlp=load_mlp(checkpoint, f"{prefix}.mlp", config, kernels),
     )
@@ -110,8 +122,9 @@ def _attention(
     qkv = kernels.linear(x, layer.qkv).view(len(x), -1, heads.head_dim)
     q, k, v = qkv.split_with_sizes((heads.num_q_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
     kernels.apply_rope(q, k, cos_sin)
-    kernels.append_paged_kv(k, v, kv)
-    mixed = kernels.paged_attention(q, kv, heads.head_dim**-0.5)
+    scales = page_scales(kv, layer.kv_scales)
+    kernels.append_paged_kv(k, v, kv, scales)
+    mixed = kernels.paged_attention(q, kv, heads.head_dim**-0.5, scales)
     return kernels.linear(mixed.view(len(x), -1), layer.out)
 
 

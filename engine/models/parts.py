@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels import Kernels, PreparedLinear
+from engine.kernels import UNSCALED, Kernels, KvScales, PreparedLinear
 from engine.models.config import ModelConfig
 from engine.models.rope import cos_sin_cache
 from engine.weights.checkpoint import Checkpoint
@@ -65,6 +65,17 @@ def load_mlp(checkpoint: Checkpoint, prefix: str, config: ModelConfig, kernels: 
     )
     down = checkpoint.linear(f"{prefix}.down_proj", hidden, inner, has_bias=has_bias)
     return Mlp(gate_up=kernels.prepare_linear([gate, up]), down=kernels.prepare_linear([down]))
+
+
+def load_kv_scales(checkpoint: Checkpoint, prefix: str) -> KvScales:
+    """The scales of attention `prefix` for fp8 pages; 1 where the checkpoint has none."""
+    scales = checkpoint.kv_scales(prefix)
+    return UNSCALED if scales is None else KvScales(*scales)
+
+
+def page_scales(pages: torch.Tensor, scales: KvScales) -> KvScales:
+    """What pages [pages, 2, ...] are written and read with: a checkpoint's scales are for fp8 pages alone."""
+    return scales if pages.dtype == torch.float8_e4m3fn else UNSCALED
 
 
 def mlp(kernels: Kernels, weights: Mlp, x: torch.Tensor) -> torch.Tensor:

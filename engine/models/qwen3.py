@@ -8,10 +8,20 @@ from typing import Any
 import torch
 
 from engine.errors import UnsupportedConfigError
-from engine.kernels import Kernels, PreparedLinear
+from engine.kernels import Kernels, KvScales, PreparedLinear
 from engine.models.config import AttentionConfig, LayerKind, ModelConfig
 from engine.models.config_fields import ConfigFields, read_eos_token_ids, read_rope
-from engine.models.parts import Mlp, Outer, head_logits, load_mlp, load_norm, load_outer, mlp
+from engine.models.parts import (
+    Mlp,
+    Outer,
+    head_logits,
+    load_kv_scales,
+    load_mlp,
+    load_norm,
+    load_outer,
+    mlp,
+    page_scales,
+)
 from engine.storage import ModelState
 from engine.weights.checkpoint import Checkpoint
 
@@ -23,6 +33,7 @@ class Layer:
     q_norm: torch.Tensor
     k_norm: torch.Tensor
     out: PreparedLinear
+    kv_scales: KvScales
     post_attention_norm: torch.Tensor
     mlp: Mlp
 
@@ -101,6 +112,7 @@ def _load_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, kernel
         q_norm=load_norm(checkpoint, f"{prefix}.self_attn.q_norm", heads.head_dim, kernels),
         k_norm=load_norm(checkpoint, f"{prefix}.self_attn.k_norm", heads.head_dim, kernels),
         out=kernels.prepare_linear([out]),
+        kv_scales=load_kv_scales(checkpoint, f"{prefix}.self_attn"),
         post_attention_norm=load_norm(checkpoint, f"{prefix}.post_attention_layernorm", hidden, kernels),
         mlp=load_mlp(checkpoint, f"{prefix}.mlp", config, kernels),
     )
@@ -131,8 +143,9 @@ def _attention(
     q = kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
     k = kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
     kernels.apply_rope(q, k, cos_sin)
-    kernels.append_paged_kv(k, v, kv)
-    mixed = kernels.paged_attention(q, kv, heads.head_dim**-0.5)
+    scales = page_scales(kv, layer.kv_scales)
+    kernels.append_paged_kv(k, v, kv, scales)
+    mixed = kernels.paged_attention(q, kv, heads.head_dim**-0.5, scales)
     return kernels.linear(mixed.view(len(x), -1), layer.out)
 
 

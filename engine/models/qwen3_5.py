@@ -8,10 +8,20 @@ from typing import Any
 import torch
 
 from engine.errors import UnsupportedConfigError
-from engine.kernels import Kernels, PreparedLinear
+from engine.kernels import Kernels, KvScales, PreparedLinear
 from engine.models.config import AttentionConfig, GatedDeltaNetConfig, LayerKind, ModelConfig
 from engine.models.config_fields import ConfigFields, read_eos_token_ids, read_rope
-from engine.models.parts import Mlp, Outer, head_logits, load_mlp, load_norm, load_outer, mlp
+from engine.models.parts import (
+    Mlp,
+    Outer,
+    head_logits,
+    load_kv_scales,
+    load_mlp,
+    load_norm,
+    load_outer,
+    mlp,
+    page_scales,
+)
 from engine.storage import ModelState
 from engine.weights.checkpoint import Checkpoint
 
@@ -28,6 +38,7 @@ class Attention:
     q_norm: torch.Tensor
     k_norm: torch.Tensor
     out: PreparedLinear
+    kv_scales: KvScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,7 @@ def _load_attention(checkpoint: Checkpoint, prefix: str, config: ModelConfig, ke
         q_norm=load_norm(checkpoint, f"{prefix}.q_norm", heads.head_dim, kernels, offset=1.0),
         k_norm=load_norm(checkpoint, f"{prefix}.k_norm", heads.head_dim, kernels, offset=1.0),
         out=kernels.prepare_linear([out]),
+        kv_scales=load_kv_scales(checkpoint, prefix),
     )
 
 
@@ -208,8 +220,9 @@ def _attention(
     q = kernels.rms_norm(q, weights.q_norm, config.rms_norm_eps)
     k = kernels.rms_norm(k, weights.k_norm, config.rms_norm_eps)
     kernels.apply_rope(q, k, cos_sin)
-    kernels.append_paged_kv(k, v, kv)
-    mixed = kernels.paged_attention(q, kv, heads.head_dim**-0.5)
+    scales = page_scales(kv, weights.kv_scales)
+    kernels.append_paged_kv(k, v, kv, scales)
+    mixed = kernels.paged_attention(q, kv, heads.head_dim**-0.5, scales)
     return kernels.linear(mixed.mul_(gate.sigmoid()).view(len(x), -1), weights.out)
 
 

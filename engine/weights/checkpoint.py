@@ -14,27 +14,16 @@ import torch
 from engine.errors import WeightsError
 from engine.progress import Advance, track
 from engine.weights.formats import DenseWeight, LinearWeight
+from engine.weights.kv_scales import (
+    EVERY_KV_SCALE,
+    OTHER_ATTENTION_SCALES,
+    find_spelling,
+    read_kv_scales,
+    why_unused,
+)
 from engine.weights.linear import read_linear, take_floats
 from engine.weights.quantization_config import QuantizationConfig, read_quantization_config
 from engine.weights.safetensors_files import MappedFiles, TensorEntry, read_entries
-
-# Scales of a quantised KV cache, as ModelOpt, compressed-tensors and older exporters name them.
-KV_CACHE_SCALES = (
-    "*.self_attn.k_proj.k_scale",
-    "*.self_attn.v_proj.v_scale",
-    "*.self_attn.k_proj.k_bias",
-    "*.self_attn.v_proj.v_bias",
-    "*.self_attn.k_scale",
-    "*.self_attn.v_scale",
-    "*.self_attn.q_scale",
-    "*.self_attn.attn.k_scale",
-    "*.self_attn.attn.v_scale",
-    "*.self_attn.kv_scale",
-    "*.self_attn.k_proj.output_scale",
-    "*.self_attn.v_proj.output_scale",
-    "*.self_attn.k_bmm_quantizer.*",
-    "*.self_attn.v_bmm_quantizer.*",
-)
 
 _LEFT_OVER_NAMES = 5  # as many as a message can show
 _PAGE_BYTES = 4096
@@ -49,7 +38,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     index that disagrees with the shards, a quantisation that is not supported.
     """
     checkpoint = Checkpoint(folder, read_entries(folder), read_quantization_config(folder))
-    checkpoint.skip(KV_CACHE_SCALES, "scales of a quantised KV cache; the KV cache here is not quantised")
+    checkpoint.skip(OTHER_ATTENTION_SCALES, "scales of an attention that is quantised in another way than by fp8 pages")
+    reason = why_unused(checkpoint.names(), checkpoint.quantization.kv_cache if checkpoint.quantization else None)
+    if reason is not None:
+        checkpoint.skip(EVERY_KV_SCALE, f"scales of a quantised KV cache: {reason}")
     return checkpoint
 
 
@@ -69,6 +61,8 @@ class Checkpoint:
         self._files = MappedFiles()
         self._stack = ExitStack()
         self._advance: Advance | None = None
+        self._kv_spelling: tuple[str, str] | None = None
+        self._knows_kv_spelling = False
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -114,6 +108,16 @@ class Checkpoint:
                     f"({pattern!r}); the checkpoint contradicts itself"
                 )
         return weight
+
+    def kv_scales(self, prefix: str) -> tuple[float, float] | None:
+        """What fp8 keys and fp8 values of attention `prefix` are multiplied by, or None where no layer has scales.
+
+        Call it after what is to be passed over. Raises WeightsError that names the tensor: a layer or a half of a pair
+        without its scale, a scale that is not one positive number.
+        """
+        if not self._knows_kv_spelling:
+            self._kv_spelling, self._knows_kv_spelling = find_spelling(self._unused), True
+        return None if self._kv_spelling is None else read_kv_scales(self, prefix, self._kv_spelling)
 
     def skip(self, patterns: Sequence[str], reason: str) -> None:
         """Pass over the tensors that a pattern names: a glob, or the beginning of a name. Logged, with their bytes."""

@@ -22,6 +22,8 @@ _SCALE_SUFFIXES = (
     "weight_global_scale",
     "input_scale",
     "input_global_scale",
+    "k_scale",
+    "v_scale",
 )
 
 

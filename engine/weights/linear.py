@@ -93,7 +93,7 @@ class _Layer:
                 f"{scale.file.name}: tensor {scale.name} has shape {list(scale.shape)}; expected one value, or one for "
                 f"each of {self.out_features} rows (block-wise fp8 is not supported)"
             )
-        values = self._positive(scale)
+        values = _take_positive(self.source, scale)
         return Fp8Weight(
             weight=self._exact("weight", "F8_E4M3", (self.out_features, self.in_features)),
             scale=values.view(()) if scale.shape in per_tensor else values.view(-1),
@@ -177,28 +177,32 @@ class _Layer:
         entry = self.entry(suffix)
         if entry is None:
             return None
-        if entry.shape not in ((), (1,), (1, 1)):
-            raise WeightsError(
-                f"{entry.file.name}: tensor {entry.name} has shape {list(entry.shape)}; expected one value"
-            )
-        return self._positive(entry).view(())
-
-    def _positive(self, entry: TensorEntry) -> torch.Tensor:
-        if entry.dtype not in DENSE_DTYPES:
-            raise WeightsError(f"{entry.file.name}: tensor {entry.name} is {entry.dtype}; expected F32, BF16 or F16")
-        value = self.source.take(entry).float()
-        if not (torch.isfinite(value) & (value > 0)).all():
-            raise WeightsError(
-                f"{entry.file.name}: tensor {entry.name} holds a scale that is zero, negative, infinite or not a "
-                "number; expected a positive one"
-            )
-        return value
+        return take_positive_scalar(self.source, entry)
 
     def _refuse_other_suffixes(self, expected: frozenset[str], what: str) -> None:
         for suffix in sorted(_KNOWN_SUFFIXES - expected):
             entry = self.entry(suffix)
             if entry is not None:
                 raise WeightsError(f"{entry.file.name}: tensor {entry.name} does not belong to {what}, and is not used")
+
+
+def take_positive_scalar(source: TensorSource, entry: TensorEntry, expected: str = "one value") -> torch.Tensor:
+    """A scale, [] float32. Raises WeightsError that names the tensor and says what was expected of its shape."""
+    if entry.shape not in ((), (1,), (1, 1)):
+        raise WeightsError(f"{entry.file.name}: tensor {entry.name} has shape {list(entry.shape)}; expected {expected}")
+    return _take_positive(source, entry).view(())
+
+
+def _take_positive(source: TensorSource, entry: TensorEntry) -> torch.Tensor:
+    if entry.dtype not in DENSE_DTYPES:
+        raise WeightsError(f"{entry.file.name}: tensor {entry.name} is {entry.dtype}; expected F32, BF16 or F16")
+    value = source.take(entry).float()
+    if not (torch.isfinite(value) & (value > 0)).all():
+        raise WeightsError(
+            f"{entry.file.name}: tensor {entry.name} holds a scale that is zero, negative, infinite or not a "
+            "number; expected a positive one"
+        )
+    return value
 
 
 def take_floats(source: TensorSource, entry: TensorEntry, shape: tuple[int, ...] | None) -> torch.Tensor:

@@ -70,7 +70,9 @@ def read_quantization_config(folder: Path) -> QuantizationConfig | None:
     ignore = [*_strings(section.get("ignore")), *_strings(algorithms.get("exclude_modules"))]
     for pattern in ignore:
         _check_pattern(file, pattern)
-    kv_cache = algorithms.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")
+    kv_cache = (
+        algorithms.get("kv_cache_quant_algo") or section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")
+    )
     producer = section.get("producer") or modelopt.get("producer")
     return QuantizationConfig(
         method=method,

@@ -1,7 +1,8 @@
 """Rotary embedding and softmax attention over paged keys and values.
 
 Where a layer's pages are stored with keys and values apart (as `engine.storage` does on the host), pages that are
-neighbours are read in place; other pages are gathered, one sequence at a time.
+neighbours are read in place; other pages are gathered, one sequence at a time. fp8 pages are always gathered, and read
+in float32: right, and slower.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine.kernels import UNSCALED, KvScales
 from engine.kernels.torch.plan import Context, StepPlan
+
+FP8 = torch.float8_e4m3fn
 
 # From this length on, two calls and a merge cost less than gathering a run that could be read in place.
 _IN_PLACE_TOKENS = 128
@@ -43,8 +47,13 @@ def _side_by_side(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     return q.as_strided((q.shape[0], q.shape[1] + k.shape[1], q.shape[2]), q.stride())
 
 
-def append_paged_kv(plan: StepPlan, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor) -> None:
+def append_paged_kv(
+    plan: StepPlan, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, scales: KvScales = UNSCALED
+) -> None:
     """Write k and v [n, Hkv, D] to the step's places in kv_cache [pages, 2, page_size, Hkv, D]."""
+    if kv_cache.dtype == FP8:
+        # Bytes from here on: not every operation of torch knows fp8.
+        k, v, kv_cache = _to_fp8(k, scales.k), _to_fp8(v, scales.v), kv_cache.view(torch.uint8)
     for new, pages in zip((k, v), kv_cache.unbind(1), strict=True):
         rows = _as_rows(pages) if plan.write_first_row is not None else None
         if rows is not None and plan.write_first_row is not None:
@@ -53,8 +62,18 @@ def append_paged_kv(plan: StepPlan, k: torch.Tensor, v: torch.Tensor, kv_cache: 
             pages[plan.write_pages, plan.write_offsets] = new
 
 
-def paged_attention(plan: StepPlan, q: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
+def _to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """x / scale in e4m3, as bytes; what is beyond its range saturates, which torch's own cast does not promise."""
+    limit = torch.finfo(FP8).max
+    return x.float().div_(scale).clamp_(-limit, limit).to(FP8).view(torch.uint8)
+
+
+def paged_attention(
+    plan: StepPlan, q: torch.Tensor, kv_cache: torch.Tensor, scale: float, scales: KvScales = UNSCALED
+) -> torch.Tensor:
     """Causal attention of q [n, Hq, D] over each sequence's own pages -> [n, Hq, D]."""
+    if kv_cache.dtype == FP8:
+        return _attend_fp8(plan, q, kv_cache, scale, scales)
     kv_heads, dim = kv_cache.shape[3:]
     decodes = plan.num_decodes
     # The queries of one key head are the rows of one product.
@@ -68,6 +87,18 @@ def paged_attention(plan: StepPlan, q: torch.Tensor, kv_cache: torch.Tensor, sca
         keys, values = _context_rows(kv_cache, plan.contexts[i])
         later.append(_attend_causal(q[plan.starts[i] : plan.starts[i + 1]], keys, values, scale))
     return torch.cat((out, *later)) if decodes or len(later) > 1 else later[0].contiguous()
+
+
+def _attend_fp8(
+    plan: StepPlan, q: torch.Tensor, kv_cache: torch.Tensor, scale: float, scales: KvScales
+) -> torch.Tensor:
+    """In float32, whatever q is: each sequence's pages are gathered as bytes and multiplied out."""
+    parts = []
+    for i, context in enumerate(plan.contexts):
+        keys, values = _gather(kv_cache.view(torch.uint8), context.pages, context.tokens)
+        keys, values = keys.view(FP8).float().mul_(scales.k), values.view(FP8).float().mul_(scales.v)
+        parts.append(_attend_causal(q[plan.starts[i] : plan.starts[i + 1]].float(), keys, values, scale))
+    return torch.cat(parts).to(q.dtype)
 
 
 def _as_rows(pages: torch.Tensor) -> torch.Tensor | None:

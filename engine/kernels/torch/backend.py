@@ -65,12 +65,12 @@ class TorchKernels:
     def append_paged_kv(
         self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, scales: KvScales = UNSCALED
     ) -> None:
-        attention.append_paged_kv(self._current_plan(), k, v, kv_cache)
+        attention.append_paged_kv(self._current_plan(), k, v, kv_cache, scales)
 
     def paged_attention(
         self, q: torch.Tensor, kv_cache: torch.Tensor, scale: float, scales: KvScales = UNSCALED
     ) -> torch.Tensor:
-        return attention.paged_attention(self._current_plan(), q, kv_cache, scale)
+        return attention.paged_attention(self._current_plan(), q, kv_cache, scale, scales)
 
     def causal_conv(self, x: torch.Tensor, weight: torch.Tensor, conv_states: torch.Tensor) -> torch.Tensor:
         return conv.causal_conv(self._current_plan(), x, weight, conv_states)

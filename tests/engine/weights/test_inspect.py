@@ -6,6 +6,7 @@ import torch
 from engine.errors import WeightsError
 from engine.weights.inspect import FP8, NVFP4_COMPRESSED_TENSORS, NVFP4_MODELOPT, inspect_checkpoint
 from tests.engine.weights import tiny_checkpoints as tiny
+from tests.engine.weights.published import write_published
 
 
 def test_each_format_is_summed_up_with_its_scales(tmp_path: Path) -> None:
@@ -29,27 +30,26 @@ def test_each_format_is_summed_up_with_its_scales(tmp_path: Path) -> None:
 
 
 def test_the_largest_format_comes_first(tmp_path: Path) -> None:
-    tiny.write_plain_sharded(tmp_path)
+    write_published("bf16 3.8", tmp_path)
     assert inspect_checkpoint(tmp_path).formats[0].name == "bfloat16"
 
 
 def test_quantising_does_not_change_the_number_of_parameters(tmp_path: Path) -> None:
-    tiny.write_plain_sharded(tmp_path / "plain")
-    tiny.write_modelopt_mixed(tmp_path / "mixed")
+    write_published("bf16 3.8", tmp_path / "plain")
+    write_published("modelopt mixed with kv scales", tmp_path / "mixed")
     plain, mixed = inspect_checkpoint(tmp_path / "plain"), inspect_checkpoint(tmp_path / "mixed")
-    kv_cache_scales = 2
-    assert mixed.parameters == plain.parameters + kv_cache_scales
+    assert mixed.parameters == plain.parameters
     assert mixed.nbytes < plain.nbytes
 
 
 def test_shards_and_the_checkpoints_own_statement_are_told(tmp_path: Path) -> None:
-    tiny.write_modelopt_mixed(tmp_path)
+    write_published("modelopt mixed w4a16", tmp_path)
     summary = inspect_checkpoint(tmp_path)
     assert [name for name, _ in summary.shards] == [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert sum(nbytes for _, nbytes in summary.shards) > summary.nbytes
     assert summary.quantization is not None
     assert summary.quantization.algorithm == "MIXED_PRECISION"
-    assert summary.quantization.producer == "modelopt 0.43.0"
+    assert summary.quantization.producer == "modelopt 0.45.0"
     assert summary.quantization.kv_cache == "FP8"
 
 

@@ -20,6 +20,7 @@ from engine.weights.nvfp4 import dequantize_nvfp4
 from engine.weights.quantization_config import read_quantization_config
 from engine.weights.quantize import quantize_checkpoint
 from tests.engine.weights import tiny_checkpoints as tiny
+from tests.engine.weights.published import write_published
 
 LAYER_0 = "model.language_model.layers.0."
 LAYER_3 = "model.language_model.layers.3."
@@ -28,7 +29,7 @@ LAYER_3 = "model.language_model.layers.3."
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
-    tiny.write_plain_sharded(folder)
+    write_published("bf16 3.8", folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         tiny.write_json(folder / name, {"from": name})
     for name in (
@@ -283,8 +284,14 @@ def test_too_little_disk_is_said_before_starting(source: Path, tmp_path: Path, m
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "compressed-tensors": (tiny.write_llm_compressor, r"already quantised \(compressed-tensors nvfp4-pack-quantized\)"),
-    "modelopt": (tiny.write_modelopt_mixed, r"already quantised \(modelopt MIXED_PRECISION\)"),
+    "compressed-tensors": (
+        lambda d: write_published("llm-compressor", d),
+        r"already quantised \(compressed-tensors nvfp4-pack-quantized\)",
+    ),
+    "modelopt": (
+        lambda d: write_published("modelopt mixed w4a16", d),
+        r"already quantised \(modelopt MIXED_PRECISION\)",
+    ),
     "quantised, says nothing": (
         lambda d: tiny.write_folder(d, {}, tiny.fp8_tensors("a", torch.ones(4, 32)), shards=1),
         "already quantised: tensor a.weight is F8_E4M3",

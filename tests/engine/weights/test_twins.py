@@ -1,6 +1,5 @@
 """A quantised checkpoint answers as its dequantised twin does, whatever mix of formats its layers are in."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from engine.models.registry import load_model
 from engine.weights.quantize import quantize_checkpoint
 from tests.engine.models.driver import Driver
 from tests.engine.weights import tiny_checkpoints as tiny
+from tests.engine.weights.published import LAYOUTS, write_published, write_published_twin
 
 PROMPT = [token * 7 % 64 for token in range(37)]
 
@@ -23,18 +23,16 @@ def logits_of(folder: Path) -> torch.Tensor:
     return torch.cat([driver.step([(sequence, PROMPT)]), driver.step([(sequence, [5])])])
 
 
-@pytest.mark.parametrize("writer", [tiny.write_modelopt_mixed, tiny.write_llm_compressor, tiny.write_plain_sharded])
-def test_a_published_tensor_set_answers_as_its_twin(
-    tmp_path: Path, writer: Callable[[Path], dict[str, torch.Tensor]]
-) -> None:
-    tiny.write_twin(tmp_path / "twin", writer(tmp_path / "checkpoint"))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_published_tensor_set_answers_as_its_twin(tmp_path: Path, layout: str) -> None:
+    write_published_twin(write_published(layout, tmp_path / "checkpoint"), tmp_path / "twin")
     got, expected = logits_of(tmp_path / "checkpoint"), logits_of(tmp_path / "twin")
     assert expected.std() > 0.1
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_quantize_writes_answers_as_its_twin(tmp_path: Path) -> None:
-    tiny.write_plain_sharded(tmp_path / "source")
+    write_published("bf16 3.8", tmp_path / "source")
     quantize_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
     stored = load_file(tmp_path / "checkpoint" / "model.safetensors")
     twin = {}

@@ -1,14 +1,13 @@
-"""Tiny random Qwen3.5 checkpoints with the tensor names, dtypes, shapes and configs of published ones.
+"""The parts of tiny random Qwen3.5 checkpoints: every tensor of a full one, and each format of a layer.
 
-Each writer returns the twin: what every tensor of the language model stands for, in float32, under the name that a
-plain checkpoint has for it. Packing and unpacking here use compressed-tensors' functions, not the engine's.
+Packing and unpacking here use compressed-tensors' functions, not the engine's. `published.py` puts the parts together.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ from safetensors.torch import save_file
 Tensors = dict[str, torch.Tensor]
 
 LANGUAGE = "model.language_model."
-LINEAR_ATTENTION_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "out_proj")
-ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 TINY_CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -32,6 +28,7 @@ TINY_CONFIG: dict[str, Any] = {
     "vision_start_token_id": 59,
     "vision_end_token_id": 60,
     "tie_word_embeddings": False,
+    "language_model_only": False,
     "text_config": {
         "model_type": "qwen3_5_text",
         "dtype": "bfloat16",
@@ -86,90 +83,10 @@ TINY_CONFIG: dict[str, Any] = {
 }
 
 
-def write_modelopt_mixed(folder: Path, config: Mapping[str, Any] = TINY_CONFIG, seed: int = 0) -> Tensors:
-    """As nvidia/Qwen3.6-27B-NVFP4: fp8 attention and Gated DeltaNet, NVFP4 MLP and lm_head, the rest bfloat16.
-
-    With vision, MTP, and the scalar scales of an fp8 KV cache; in two shards.
-    """
-    dense = bfloat16_state(config, seed)
-    groups = {"FP8": [], "W4A16_NVFP4": []}  # type: dict[str, list[str]]
-    tensors: Tensors = {}
-    twin: Tensors = {}
-    for name, weight in dense.items():
-        module, layer = name.removesuffix(".weight"), name.split(".")[-2]
-        if not name.startswith((LANGUAGE, "lm_head")):
-            tensors[name] = weight
-        elif layer in (*ATTENTION_PROJECTIONS, *LINEAR_ATTENTION_PROJECTIONS):
-            groups["FP8"].append(module)
-            tensors |= fp8_tensors(module, weight)
-            tensors[f"{module}.input_scale"] = torch.tensor(0.02)
-            twin[name] = tensors[name].float() * tensors[f"{module}.weight_scale"]
-            if layer in ("k_proj", "v_proj"):
-                tensors[f"{module}.{layer[0]}_scale"] = torch.tensor(1.0)
-        elif layer in (*MLP_PROJECTIONS, "lm_head"):
-            groups["W4A16_NVFP4"].append(module)
-            tensors |= modelopt_nvfp4_tensors(module, weight, amax=_fused_amax(dense, name))
-            tensors[f"{module}.input_scale"] = torch.tensor(0.003)
-            twin[name] = nvfp4_values(
-                tensors[name], tensors[f"{module}.weight_scale"], tensors[f"{module}.weight_scale_2"]
-            )
-        else:
-            tensors[name] = weight
-            twin[name] = weight.float()
-    write_folder(folder, config | {"quantization_config": _modelopt_config(groups)}, tensors, shards=2)
-    write_json(
-        folder / "hf_quant_config.json",
-        {
-            "producer": {"name": "modelopt", "version": "0.43.0"},
-            "quantization": {
-                "quant_algo": "MIXED_PRECISION",
-                "kv_cache_quant_algo": "FP8",
-                "quantized_layers": _quantized_layers(groups),
-            },
-        },
-    )
-    return twin
-
-
-def write_llm_compressor(folder: Path, config: Mapping[str, Any] = TINY_CONFIG, seed: int = 0) -> Tensors:
-    """As RedHatAI/Qwen3.5-*-NVFP4: NVFP4 attention and MLP; linear_attn, vision and lm_head bfloat16; MTP dropped."""
-    tensors: Tensors = {}
-    twin: Tensors = {}
-    ignore: list[str] = []
-    for name, weight in bfloat16_state(config, seed).items():
-        module, layer = name.removesuffix(".weight"), name.split(".")[-2]
-        if name.startswith("mtp."):
-            continue
-        if name.startswith(LANGUAGE) and layer in (*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS):
-            tensors |= compressed_nvfp4_tensors(module, weight)
-            tensors[f"{module}.input_global_scale"] = torch.tensor([700.0])
-            scale, global_scale = tensors[f"{module}.weight_scale"], tensors[f"{module}.weight_global_scale"]
-            twin[name] = nvfp4_values(tensors[f"{module}.weight_packed"], scale, 1 / global_scale)
-            continue
-        tensors[name] = weight
-        if name.startswith((LANGUAGE, "lm_head")):
-            twin[name] = weight.float()
-        if name.endswith(".weight") and weight.dim() == 2 and layer not in ("embed_tokens", "pos_embed"):
-            ignore.append(module)
-        if layer == "linear_attn" and name.endswith("A_log"):
-            ignore.append(name.removesuffix(".A_log"))  # llm-compressor lists the parent too
-    write_folder(folder, config | {"quantization_config": _compressed_tensors_config(ignore)}, tensors, shards=1)
-    return twin
-
-
-def write_plain_sharded(
-    folder: Path, config: Mapping[str, Any] = TINY_CONFIG, seed: int = 0, shards: int = 3
-) -> Tensors:
-    """As Qwen/Qwen3.5-*: everything bfloat16, with vision and MTP, in shards with an index."""
-    dense = bfloat16_state(config, seed)
-    write_folder(folder, config, dense, shards=shards)
-    return {name: weight.float() for name, weight in dense.items() if name.startswith((LANGUAGE, "lm_head"))}
-
-
 def write_twin(folder: Path, twin: Tensors, config: Mapping[str, Any] = TINY_CONFIG) -> None:
     """The twin as a plain float32 checkpoint in one file, without vision and MTP."""
     config = copy.deepcopy(dict(config)) | {"dtype": "float32"}
-    config["text_config"]["dtype"] = "float32"
+    config.get("text_config", config)["dtype"] = "float32"
     write_folder(folder, config, twin, shards=1)
 
 
@@ -221,19 +138,28 @@ def modelopt_nvfp4_tensors(module: str, weight: torch.Tensor, amax: torch.Tensor
 
 def write_folder(folder: Path, config: Mapping[str, Any], tensors: Tensors, *, shards: int) -> None:
     """config.json and the tensors, in one file or in `shards` files with an index."""
+    names = list(tensors)
+    if shards == 1:
+        write_files(folder, config, tensors, {"model.safetensors": names})
+        return
+    edges = [shard * len(names) // shards for shard in range(shards + 1)]
+    files = {
+        f"model-{shard + 1:05d}-of-{shards:05d}.safetensors": names[edges[shard] : edges[shard + 1]]
+        for shard in range(shards)
+    }
+    write_files(folder, config, tensors, files)
+
+
+def write_files(folder: Path, config: Mapping[str, Any], tensors: Tensors, files: Mapping[str, Sequence[str]]) -> None:
+    """config.json and the tensors that each file is to hold, with an index where there are several."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    if shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for file, names in files.items():
+        part = {name: tensors[name].contiguous() for name in names}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    if len(files) == 1:
         return
-    names = list(tensors)
-    weight_map: dict[str, str] = {}
-    for shard in range(shards):
-        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        part = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
-        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, file)
+    weight_map = {name: file for file, names in files.items() for name in names}
     total = sum(tensor.nbytes for tensor in tensors.values())
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
 
@@ -329,73 +255,8 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
     return fitting() if fitting else noise / shape[-1] ** 0.5
 
 
-def _fused_amax(dense: Tensors, name: str) -> torch.Tensor:
-    """ModelOpt gives layers that engines stack one weight_scale_2."""
-    members = [name]
-    if name.endswith(("gate_proj.weight", "up_proj.weight")):
-        members = [name.replace("up_proj", "gate_proj"), name.replace("gate_proj", "up_proj")]
-    return torch.stack([dense[member].float().abs().amax() for member in members]).amax()
-
-
 def nvfp4_values(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
     """float32 [out, in]; the global scale multiplies."""
     rows, columns = packed.shape[0], packed.shape[1] * 2
     values = unpack_fp4_from_uint8(packed, rows, columns, dtype=torch.float32)
     return values * (scale.float() * global_scale).repeat_interleave(16, dim=1)
-
-
-def _quantized_layers(groups: Mapping[str, list[str]]) -> dict[str, dict[str, Any]]:
-    extra: dict[str, dict[str, Any]] = {"FP8": {}, "W4A16_NVFP4": {"group_size": 16}}
-    return {module: {"quant_algo": algo, **extra[algo]} for algo, modules in groups.items() for module in modules}
-
-
-def _modelopt_config(groups: Mapping[str, list[str]]) -> dict[str, Any]:
-    fp8 = {"dynamic": False, "num_bits": 8, "type": "float"}
-    fp4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
-    return {
-        "config_groups": {
-            "group_0": {"input_activations": fp8, "weights": fp8, "targets": sorted(groups["FP8"])},
-            "group_1": {"weights": fp4, "targets": sorted(groups["W4A16_NVFP4"])},
-        },
-        "quantized_layers": _quantized_layers(groups),
-        "ignore": ["model.visual*", "mtp*"],
-        "quant_algo": "MIXED_PRECISION",
-        "kv_cache_scheme": fp8,
-        "producer": {"name": "modelopt", "version": "0.43.0"},
-        "quant_method": "modelopt",
-    }
-
-
-def _compressed_tensors_config(ignore: list[str]) -> dict[str, Any]:
-    arguments = {
-        "actorder": None,
-        "block_structure": None,
-        "group_size": 16,
-        "num_bits": 4,
-        "observer_kwargs": {},
-        "scale_dtype": "torch.float8_e4m3fn",
-        "strategy": "tensor_group",
-        "symmetric": True,
-        "type": "float",
-        "zp_dtype": None,
-    }
-    return {
-        "config_groups": {
-            "group_0": {
-                "format": "nvfp4-pack-quantized",
-                "input_activations": arguments | {"dynamic": "local", "observer": "static_minmax"},
-                "output_activations": None,
-                "targets": ["Linear"],
-                "weights": arguments | {"dynamic": False, "observer": "memoryless_minmax"},
-            }
-        },
-        "format": "nvfp4-pack-quantized",
-        "global_compression_ratio": None,
-        "ignore": ignore,
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-        "sparsity_config": {},
-        "transform_config": {},
-        "version": "0.15.0",
-    }
