@@ -46,12 +46,13 @@ def fill_with_noise(state: ModelState) -> None:
     """Bits of every kind, NaNs among them: what is compared below is bytes."""
     torch.manual_seed(3)
     for tensor in (*state.kv, *state.conv, *state.recurrent):
-        kind = torch.int16 if tensor.dtype.itemsize == 2 else torch.int32
+        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize]
         tensor.copy_(torch.randint(-(2**15), 2**15, tensor.shape).to(kind).view(tensor.dtype))
 
 
 def make(dtype, *, page_size=4, host_units=HOST_UNITS, **sizes) -> Storage:
-    options = {"page_size": page_size, "dtype": dtype, "device": CPU}
+    dtype, kv_dtype = (torch.bfloat16, dtype) if dtype == torch.float8_e4m3fn else (dtype, None)
+    options = {"page_size": page_size, "dtype": dtype, "kv_dtype": kv_dtype, "device": CPU}
     state = allocate_state(config(**sizes), num_pages=PAGES, num_slots=SLOTS, **options)
     fill_with_noise(state)
     unit_bytes = Storage(state).image_bytes(CopyObject.KV_PAGE)
@@ -87,7 +88,7 @@ def host_of(storage: Storage, what: CopyObject) -> UnitHandle:
     return UnitHandle(Tier.HOST, tuple(itertools.islice(order, count))[::-1])
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=["float32", "bfloat16", "fp8 pages"])
 def dtype(request):
     return request.param
 
