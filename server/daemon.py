@@ -219,9 +219,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_cache_mib=_automatic(cache.kv_cache_mib),
         kv_cache_dtype=cache.kv_cache_dtype,
         page_size=_automatic(cache.page_size),
-        device_state_slots=(
-            EngineOptions().device_state_slots if cache.device_state_slots == "auto" else cache.device_state_slots
-        ),
+        device_state_slots=_automatic(cache.device_state_slots),
         host_cache_mib=_automatic(cache.host_cache_mib),
         host_state_slots=None if cache.host_state_slots == "none" else cache.host_state_slots,
         prefix_reuse=cache.prefix_reuse,

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import sysconfig
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -82,6 +83,15 @@ def gpu_trouble() -> str | None:
 def driver_is_here() -> bool:
     """Whether the kernel has NVIDIA's driver, whatever torch can do with it."""
     return _DRIVER.exists()
+
+
+def driver_release() -> str | None:
+    """NVIDIA's driver, such as 580.95.05; None where it does not say."""
+    try:
+        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", _DRIVER.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found[1] if found else None
 
 
 def gpu_device() -> torch.device:

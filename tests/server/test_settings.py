@@ -179,7 +179,7 @@ def test_reuse_is_on_unless_it_is_switched_off(tmp_path, sources, kept):
         ("cache.host_state_slots", "7", "host_state_slots", 7),
         ("cache.host_state_slots", "none", "host_state_slots", None),
         ("cache.device_state_slots", "0", "device_state_slots", 0),
-        ("cache.device_state_slots", "auto", "device_state_slots", EngineOptions().device_state_slots),
+        ("cache.device_state_slots", "auto", "device_state_slots", None),
         ("cache.kv_cache_dtype", "fp8", "kv_cache_dtype", "fp8"),
         ("engine.activations", "fp4", "activations", "fp4"),
         ("engine.backend", "flashinfer", "backend", "flashinfer"),

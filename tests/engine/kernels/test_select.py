@@ -1,58 +1,33 @@
 """Which backend is taken where, and what is said about one that is not."""
 
-import importlib.util
 import logging
 
 import pytest
-import torch
 
 from engine.errors import BackendUnavailableError
 from engine.kernels import select
-from engine.kernels.device import DeviceTraits
-from engine.kernels.select import select_kernels
-
-HOPPER = DeviceTraits("H200", (9, 0), 140 * 2**30, 132)
-TURING = DeviceTraits("T4", (7, 5), 16 * 2**30, 40)
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    """Makes this machine look like another: what torch is built for, the GPU that it sees, flashinfer, the driver."""
-
-    def pretend(*, cuda="13.0", gpu=None, has_flashinfer=True, has_driver=True):
-        find_spec = importlib.util.find_spec
-        monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None and gpu is not None)
-        monkeypatch.setattr(select, "find_gpu", lambda: gpu)
-        monkeypatch.setattr(select, "driver_is_here", lambda: has_driver)
-        monkeypatch.setattr(
-            importlib.util,
-            "find_spec",
-            lambda name: None if name == "flashinfer" and not has_flashinfer else find_spec(name),
-        )
-
-    return pretend
-
+from engine.kernels.select import driver_release, select_kernels
+from tests.machine import HOPPER, TURING, pretend
 
 MISSING = [
     ({"cuda": None}, "is a build without CUDA; PyPI's for Linux has it: pip install --force-reinstall torch"),
     ({"gpu": None}, "is built for CUDA 13.0 and finds no device; compare `nvidia-smi`"),
     ({"gpu": TURING}, "T4 has compute capability 7.5, and bfloat16 needs 8.0"),
-    ({"gpu": HOPPER, "has_flashinfer": False}, "flashinfer is missing; pip install 'dalsegno[cuda]'"),
+    ({"gpu": HOPPER, "without": ["flashinfer"]}, "flashinfer is missing; pip install 'dalsegno[cuda]'"),
 ]
 
 
 @pytest.mark.parametrize(("here", "said"), MISSING)
-def test_flashinfer_where_it_cannot_run_says_what_is_missing_and_what_to_do(machine, here, said):
-    machine(**here)
+def test_flashinfer_where_it_cannot_run_says_what_is_missing_and_what_to_do(monkeypatch, here, said):
+    pretend(monkeypatch, **here)
     with pytest.raises(BackendUnavailableError) as caught:
         select_kernels("flashinfer")
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(("here", "said"), MISSING)
-def test_auto_leaves_no_gpu_idle_without_a_warning(machine, caplog, here, said):
-    machine(**here)
+def test_auto_leaves_no_gpu_idle_without_a_warning(monkeypatch, caplog, here, said):
+    pretend(monkeypatch, **here)
     assert select_kernels("auto").name == "torch"
     [record] = caplog.records
     assert record.levelno == logging.WARNING
@@ -60,14 +35,14 @@ def test_auto_leaves_no_gpu_idle_without_a_warning(machine, caplog, here, said):
     assert said in record.message
 
 
-def test_auto_says_nothing_where_there_is_no_gpu(machine, caplog):
-    machine(gpu=None, has_driver=False)
+def test_auto_says_nothing_where_there_is_no_gpu(monkeypatch, caplog):
+    pretend(monkeypatch, gpu=None, has_driver=False)
     assert select_kernels("auto").name == "torch"
     assert caplog.records == []
 
 
-def test_torch_is_taken_on_a_gpu_too_when_it_is_asked_for(machine, caplog):
-    machine(gpu=HOPPER)
+def test_torch_is_taken_on_a_gpu_too_when_it_is_asked_for(monkeypatch, caplog):
+    pretend(monkeypatch, gpu=HOPPER)
     kernels = select_kernels("torch")
     assert (kernels.name, kernels.device.type) == ("torch", "cpu")
     assert caplog.records == []
@@ -76,3 +51,20 @@ def test_torch_is_taken_on_a_gpu_too_when_it_is_asked_for(machine, caplog):
 def test_the_backend_that_is_not_built_says_so():
     with pytest.raises(BackendUnavailableError, match=r"'native'.*not part of this version"):
         select_kernels("native")
+
+
+@pytest.mark.parametrize(
+    ("said", "release"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.06  Wed Jun 26 06:46:07 UTC 2024\n", "535.183.06"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n", "580.95.05"),
+        ("NVRM version: none\n", None),
+        (None, None),
+    ],
+)
+def test_the_driver_tells_its_release(tmp_path, monkeypatch, said, release):
+    file = tmp_path / "version"
+    if said is not None:
+        file.write_text(said)
+    monkeypatch.setattr(select, "_DRIVER", file)
+    assert driver_release() == release
