@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.errors import EngineError
 from engine.kernels.linear.dense import dense_rows, first_rows
 from engine.kernels.linear.product import LinearClass, Product
 from engine.weights.formats import DenseWeight, LinearWeight
@@ -25,7 +26,7 @@ def find_fault(
     try:
         product = linear_class.prepare(shards)
         error = max(_relative_error(linear_class, product, shards, batch, device, dtype) for batch in _BATCHES)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, EngineError):
         raise
     except Exception as fault:  # noqa: BLE001 - whatever a library raises here, another class can serve
         return None, f"it failed on this machine: {type(fault).__name__}: {fault}"
