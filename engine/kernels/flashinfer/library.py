@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from engine.errors import BackendUnavailableError
+from engine.kernels.device import DeviceTraits
 
 Library: TypeAlias = Any
 """An object with an attribute for each key of FUNCTIONS; flashinfer has no types that mypy could hold us to."""
@@ -49,3 +50,16 @@ def load_library() -> Library:
             "flashinfer", f"the installed version has no {', '.join(missing)}; pip install 'dalsegno[cuda]'"
         )
     return SimpleNamespace(**{name: getattr(modules[module], name) for name, module in FUNCTIONS.items()})
+
+
+def dsl_trouble(traits: DeviceTraits) -> str:
+    """Why the installed CuTe DSL, in which flashinfer's delta rule is written, has no such GPU; empty if it has."""
+    if traits.capability is None:
+        return ""
+    try:
+        availability = importlib.import_module("flashinfer.cute_dsl.availability")
+        if availability.is_cute_dsl_arch_supported(*traits.capability):
+            return ""
+    except ImportError as error:
+        return f"flashinfer's CuTe DSL cannot be imported: {error}"
+    return f"the installed CuTe DSL (nvidia-cutlass-dsl) does not compile for {traits.architecture}"
