@@ -65,7 +65,7 @@ def append_paged_kv(
 def _to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
     """x / scale in e4m3, as bytes; what is beyond its range saturates, which torch's own cast does not promise."""
     limit = torch.finfo(FP8).max
-    return x.float().div_(scale).clamp_(-limit, limit).to(FP8).view(torch.uint8)
+    return (x.float() / scale).clamp_(-limit, limit).to(FP8).view(torch.uint8)
 
 
 def paged_attention(

@@ -25,7 +25,16 @@ class Driver:
     """Pages and slots start as NaN and are handed out in random order, or in ascending order if `adjacent`."""
 
     def __init__(
-        self, model: Model, kernels: Kernels, *, num_pages=256, page_size=16, num_slots=16, seed=0, adjacent=False
+        self,
+        model: Model,
+        kernels: Kernels,
+        *,
+        num_pages=256,
+        page_size=16,
+        num_slots=16,
+        seed=0,
+        adjacent=False,
+        kv_dtype=None,
     ):
         self.model, self.kernels, self.page_size = model, kernels, page_size
         self.state = allocate_state(
@@ -35,6 +44,7 @@ class Driver:
             num_slots=num_slots,
             dtype=kernels.dtype,
             device=kernels.device,
+            kv_dtype=kv_dtype,
         )
         for tensor in (*self.state.kv, *self.state.conv, *self.state.recurrent):
             tensor.fill_(float("nan"))
