@@ -29,6 +29,8 @@ class AttentionShape:
 
     heads: AttentionConfig
     dtype: torch.dtype
+    kv_dtype: torch.dtype
+    """What the first step is planned for; later ones for what the pages were seen to be."""
     prefill_backend: str
     """flashinfer's name; decodes always take `fa2`, whose plan a captured graph can follow."""
 
@@ -38,10 +40,7 @@ class AttentionShape:
 
 
 class PagedAttention:
-    """flashinfer's wrappers and the memory that they share. Mutable: holds the current step's plan.
-
-    What pages hold, `dtype` or fp8, is seen when the first layer appends to them; until then `dtype` is planned for.
-    """
+    """flashinfer's wrappers and the memory that they share. Mutable: holds the current step's plan."""
 
     def __init__(self, library: Library, device: torch.device, shape: AttentionShape) -> None:
         self._library = library
@@ -54,7 +53,7 @@ class PagedAttention:
         self._eager_decode = self._make_decode()
         self._decode = self._eager_decode
         self._num_wrappers = 2
-        self._kv_dtype = shape.dtype
+        self._kv_dtype = shape.kv_dtype
         self._fixed_decode: object | None = None
         self._fence = Fence(device)
 
