@@ -53,7 +53,7 @@ def plan_device(
         taken = Part("driver", min(CONTEXT_BYTES, total_bytes), "its context and libraries, an estimate")
     else:
         taken = Part("in use", 0, "not known")
-    weights = size_weights(folder, config, traits, element_bytes)
+    weights = size_weights(folder, config, traits, element_bytes, options.activations)
     room = total_bytes - taken.nbytes
     check_weights(weights, room, traits)
     memory = plan_memory(

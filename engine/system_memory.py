@@ -30,6 +30,7 @@ def system_ram() -> Ram:
 def available_memory_bytes(device: torch.device) -> int:
     """Bytes that can be allocated now: CUDA's free memory, or the system's within the limits of the cgroups."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading a model left in torch's own cache can be allocated too
         free, _total = torch.cuda.mem_get_info(device)
         return int(free)
     available = int(psutil.virtual_memory().available)
