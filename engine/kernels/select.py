@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import os
@@ -109,14 +108,11 @@ def _flashinfer_kernels(config: ModelConfig | None, activations: Activations) ->
         raise BackendUnavailableError("flashinfer", f"flashinfer is missing; {INSTALL_FLASHINFER}")
     if config is None:
         raise ValueError("the flashinfer backend is made for one model: give its config")
+    from engine.kernels.flashinfer.backend import FlashinferKernels
     from engine.kernels.flashinfer.library import load_library
 
     _put_ninja_on_the_path()
-    backend = importlib.import_module("engine.kernels.flashinfer.backend")
-    kernels: Kernels = backend.FlashinferKernels(
-        gpu_device(), torch.bfloat16, config, load_library(), find_gpu(), activations=activations
-    )
-    return kernels
+    return FlashinferKernels(gpu_device(), torch.bfloat16, config, load_library(), find_gpu(), activations=activations)
 
 
 def _put_ninja_on_the_path() -> None:

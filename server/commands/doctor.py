@@ -13,7 +13,7 @@ import typer
 
 from engine.errors import BackendUnavailableError, EngineError
 from server.commands.findings import Finding, Verdict
-from server.commands.gpu_checks import check_flashinfer, check_gpu, check_triton, kernel_findings
+from server.commands.gpu_checks import check_flashinfer, check_gpu, check_triton, kernel_findings, linear_findings
 from server.commands.options import with_settings
 from server.configuration import ConfigurationError, Resolved
 from server.exit_codes import ExitCode, exit_code_of
@@ -126,6 +126,8 @@ def _check_model(settings: Settings) -> Iterator[Finding]:
         template = ChatTemplate.load(folder)
         kernels = select_kernels(settings.engine.backend, config, settings.engine.activations)
         yield from kernel_findings(kernels.choices)
+        if kernels.device.type == "cuda":
+            yield from linear_findings(settings)
         memory = _plan_memory(folder, config, settings, kernels.device, kernels.dtype.itemsize)
     except BackendUnavailableError as error:
         yield Finding("kernels", Verdict.BAD, str(error), "see the message", exit_code_of(error))

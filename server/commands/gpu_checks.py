@@ -87,6 +87,15 @@ def kernel_findings(choices: tuple[KernelChoice, ...]) -> Iterator[Finding]:
         yield Finding("kernel", verdict, f"{choice.kernel}: {choice.implementation}", choice.reason)
 
 
+def linear_findings(settings: Settings) -> Iterator[Finding]:
+    """What each format of weights is multiplied by on this GPU, which a model's layers prove when they are loaded."""
+    from engine.kernels.flashinfer.library import load_library
+    from engine.kernels.linear.preview import preview_linear
+    from engine.kernels.select import find_gpu
+
+    return kernel_findings(preview_linear(find_gpu(), settings.engine.activations, load_library()))
+
+
 def find_nvcc() -> Path | None:
     """Where flashinfer looks for it, in its order."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")

@@ -3,11 +3,12 @@
 import pytest
 
 from engine.kernels import KernelChoice
+from engine.kernels.flashinfer.library import load_library
 from server.commands import gpu_checks
 from server.commands.findings import Verdict
-from server.commands.gpu_checks import check_flashinfer, check_gpu, check_triton, kernel_findings
-from server.settings import Settings
-from tests.machine import HOPPER, TURING, pretend
+from server.commands.gpu_checks import check_flashinfer, check_gpu, check_triton, kernel_findings, linear_findings
+from server.settings import EngineSettings, Settings
+from tests.machine import BLACKWELL, HOPPER, TURING, pretend
 
 
 def told(findings):
@@ -93,3 +94,23 @@ def test_a_kernel_that_is_not_the_first_choice_is_noted_with_the_reason():
     findings = list(kernel_findings((KernelChoice("rope", "flashinfer"), KernelChoice("conv", "torch", "none has it"))))
     assert [finding.verdict for finding in findings] == [Verdict.OK, Verdict.NOTE]
     assert told(findings)[1] == "note kernel: conv: torch | none has it"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what flashinfer's imports say of each other
+@pytest.mark.parametrize(
+    ("gpu", "activations", "said"),
+    [
+        (HOPPER, "auto", "note kernel: linear (nvfp4, with activation scales): Nvfp4Triton | mm_fp4 has no kernel for"),
+        (BLACKWELL, "auto", "ok kernel: linear (nvfp4, with activation scales): Nvfp4W4A4"),
+        (
+            BLACKWELL,
+            "bf16",
+            "note kernel: linear (nvfp4, with activation scales): Nvfp4W4A16 | activations are to stay",
+        ),
+    ],
+)
+def test_what_multiplies_by_each_format_of_weights_is_named(monkeypatch, gpu, activations, said):
+    load_library()  # the real one, while this machine is still itself
+    pretend(monkeypatch, gpu=gpu)
+    lines = told(linear_findings(Settings(engine=EngineSettings(activations=activations))))
+    assert [line for line in lines if line.startswith(said)], lines

@@ -101,6 +101,11 @@ class LinearRoom:
         seen = {(line.format, line.kind): line.reason for line in self._census.values()}
         return tuple(KernelChoice(f"linear ({form})", kind, reason) for (form, kind), reason in seen.items())
 
+    def would_serve(self, shard: LinearWeight) -> KernelChoice:
+        """The class that a layer like this one would get, as far as that can be told without its trial."""
+        choice = self._choose(shard)
+        return KernelChoice(f"linear ({format_name(shard)})", type(choice.linear_class).__name__, choice.reason)
+
     def _products(self, shards: Sequence[LinearWeight]) -> Iterator[Product]:
         chosen = [(self._choose(shard), shard) for shard in shards]
         for (choice, _), run in groupby(chosen, lambda pair: (pair[0], pair[0].linear_class.key(pair[1]))):

@@ -1,14 +1,22 @@
 """Which backend is taken where, and what is said about one that is not."""
 
 import logging
+import os
+import shutil
 
 import pytest
+import torch
 
+from engine.catalog import resolve_model
 from engine.errors import BackendUnavailableError
 from engine.kernels import select
 from engine.kernels.select import driver_release, select_kernels
+from engine.models.registry import read_config
+from engine.weights.formats import Fp8Weight
+from tests.engine.kernels.flashinfer.reference_library import ReferenceLibrary
 from tests.machine import HOPPER, TURING, pretend
 
+CONFIG = read_config(resolve_model("demo"))
 MISSING = [
     ({"cuda": None}, "is a build without CUDA; PyPI's for Linux has it: pip install --force-reinstall torch"),
     ({"gpu": None}, "is built for CUDA 13.0 and finds no device; compare `nvidia-smi`"),
@@ -68,3 +76,38 @@ def test_the_driver_tells_its_release(tmp_path, monkeypatch, said, release):
         file.write_text(said)
     monkeypatch.setattr(select, "_DRIVER", file)
     assert driver_release() == release
+
+
+@pytest.mark.parametrize("backend", ["auto", "flashinfer"])
+def test_a_gpu_with_flashinfer_is_taken_and_told_what_activations_are_to_be(monkeypatch, backend):
+    library = ReferenceLibrary()
+    pretend(monkeypatch, gpu=HOPPER)
+    monkeypatch.setattr(select, "gpu_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("engine.kernels.flashinfer.library.load_library", lambda: library)
+    kernels = select_kernels(backend, CONFIG, "bf16")
+    assert (kernels.name, kernels.dtype) == ("flashinfer", torch.bfloat16)
+    layer = kernels.prepare_linear([Fp8Weight(torch.zeros(64, 64).to(torch.float8_e4m3fn), torch.ones(()))])
+    assert layer.kind == "fp8 dequantised to bf16"
+    assert "activations are to stay in bf16" in [choice.reason for choice in kernels.choices]
+
+
+def test_ninja_is_found_although_the_environment_of_the_daemon_is_not_activated(monkeypatch, tmp_path):
+    pretend(monkeypatch, gpu=HOPPER)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(select, "gpu_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("engine.kernels.flashinfer.library.load_library", ReferenceLibrary)
+    for _twice in range(2):
+        select_kernels("flashinfer", CONFIG)
+    assert shutil.which("ninja") is not None
+    assert os.environ["PATH"].split(os.pathsep)[0] == str(tmp_path)
+    assert len(os.environ["PATH"].split(os.pathsep)) == 2
+
+
+def test_auto_does_not_hide_a_flashinfer_that_cannot_be_imported(monkeypatch, caplog):
+    def broken():
+        raise BackendUnavailableError("flashinfer", "libcudart.so.13: cannot open shared object file")
+
+    pretend(monkeypatch, gpu=HOPPER)
+    monkeypatch.setattr("engine.kernels.flashinfer.library.load_library", broken)
+    assert select_kernels("auto", CONFIG).name == "torch"
+    assert "libcudart.so.13" in caplog.text
