@@ -10,6 +10,7 @@ Block sizes are not tuned: the kernel has run in Triton's interpreter only.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,44 +22,63 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DOT_DTYPE = tl.float32 if IS_INTERPRETED else tl.bfloat16
 """numpy knows no bfloat16. Its values are exact in float32, so the interpreter's products are the same."""
 
-_SKINNY_ROWS = 16
 _MAX_SPLITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """How the result is cut up among programs; for up to `most_rows` rows of x."""
+
+    most_rows: int
+    rows: int
+    columns: int
+    k: int
+    num_warps: int
+    num_stages: int = 3
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns, "BLOCK_K": self.k}
+
+
+BLOCKINGS = (
+    Blocking(most_rows=16, rows=16, columns=64, k=128, num_warps=4),
+    Blocking(most_rows=32, rows=32, columns=128, k=64, num_warps=8),
+    Blocking(most_rows=2**31 - 1, rows=64, columns=128, k=64, num_warps=8),
+)
+"""The first is for decodes, which read all weights for a few rows: it alone is spread over K too."""
 
 
 def multiply(
     x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, row_scale: torch.Tensor, multiprocessors: int
 ) -> torch.Tensor:
-    """x [n, K] bfloat16, rows K apart or more; packed [N, K / 2] and scale [N, K / 16] uint8; row_scale [N] float32.
+    """x [n, K] bfloat16 -> [n, N] bfloat16: x @ (e2m1(packed) * e4m3(scale)).T * row_scale.
 
-    -> [n, N] bfloat16: x @ (e2m1(packed) * e4m3(scale)).T * row_scale. K is a multiple of 16, n and N are any.
+    packed [N, K / 2] and scale [N, K / 16] uint8, contiguous; row_scale [N] float32; the rows of x are dense, but may
+    lie apart. K is a multiple of 16, n and N are any.
     """
     n, K = x.shape
     N = packed.shape[0]
     out = torch.empty(n, N, dtype=torch.bfloat16, device=x.device)
     if n == 0:
         return out
-    if n > _SKINNY_ROWS:
-        block_rows, block_columns, block_k = (32 if n <= 32 else 64), 128, 64
-        _launch(x, packed, scale, row_scale, out, K, (block_rows, block_columns, block_k), num_warps=8)
+    blocking = next(blocking for blocking in BLOCKINGS if n <= blocking.most_rows)
+    is_decode = blocking is BLOCKINGS[0]
+    columns_k = _columns_of_a_split(N, K, blocking, multiprocessors) if is_decode else K
+    if columns_k >= K:
+        _launch(x, packed, scale, row_scale, out, K, blocking)
         return out
-    blocks = (16, 64, 128)
-    columns_k = _columns_of_a_split(N, K, blocks, multiprocessors)
-    splits = -(-K // columns_k)
-    if splits == 1:
-        _launch(x, packed, scale, row_scale, out, K, blocks, num_warps=4)
-        return out
-    partial = torch.empty(splits, n, N, dtype=torch.float32, device=x.device)
-    _launch(x, packed, scale, row_scale, partial, columns_k, blocks, num_warps=4)
+    partial = torch.empty(-(-K // columns_k), n, N, dtype=torch.float32, device=x.device)
+    _launch(x, packed, scale, row_scale, partial, columns_k, blocking)
     # Added in one order, where atomic additions would come in any: the same input gives the same bits.
     return torch.sum(partial, dim=0).mul_(row_scale).to(torch.bfloat16)
 
 
-def _columns_of_a_split(N: int, K: int, blocks: tuple[int, int, int], multiprocessors: int) -> int:
+def _columns_of_a_split(N: int, K: int, blocking: Blocking, multiprocessors: int) -> int:
     """How many columns of x one program sums up: few rows of weights alone would leave most of the GPU idle."""
-    programs = -(-N // blocks[1])
-    wanted = min(max(2 * multiprocessors // programs, 1), _MAX_SPLITS)
-    blocks_of_a_split = -(-K // (wanted * blocks[2]))
-    return blocks_of_a_split * blocks[2]
+    programs = -(-N // blocking.columns)
+    splits = min(max(2 * multiprocessors // programs, 1), _MAX_SPLITS)
+    return -(-K // (splits * blocking.k)) * blocking.k
 
 
 def _launch(
@@ -68,14 +88,13 @@ def _launch(
     row_scale: torch.Tensor,
     out: torch.Tensor,
     columns_k: int,
-    blocks: tuple[int, int, int],
-    num_warps: int,
+    blocking: Blocking,
 ) -> None:
     """out [n, N] bfloat16, or [splits, n, N] float32 that is still without row_scale."""
     n, K = x.shape
     N = packed.shape[0]
     # Neighbouring programs share their weights, which are what is large.
-    grid = (-(-n // blocks[0]), -(-N // blocks[1]), -(-K // columns_k))
+    grid = (-(-n // blocking.rows), -(-N // blocking.columns), -(-K // columns_k))
     _kernel[grid](
         x,
         packed,
@@ -89,11 +108,9 @@ def _launch(
         columns_k,
         IS_PARTIAL=out.dim() == 3,
         DOT_DTYPE=_DOT_DTYPE,
-        BLOCK_ROWS=blocks[0],
-        BLOCK_COLUMNS=blocks[1],
-        BLOCK_K=blocks[2],
-        num_warps=num_warps,
-        num_stages=3,
+        **blocking.constants,
+        num_warps=blocking.num_warps,
+        num_stages=blocking.num_stages,
     )
 
 

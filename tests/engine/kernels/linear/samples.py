@@ -1,17 +1,15 @@
-"""Shards of every format, the matrices that they stand for, and a library of references for one architecture."""
+"""Shards of every format, the matrices that they stand for, and rooms to prepare them in."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from flashinfer.gemm.gemm_bf16_fp4_cute_dsl import _prepare_cute_dsl_sm100
 
 from engine.kernels.device import CPU, DeviceTraits
 from engine.kernels.linear import LinearRoom
 from engine.weights.formats import DenseWeight, Fp8Weight, LinearWeight, Nvfp4Weight
 from engine.weights.nvfp4 import dequantize_nvfp4, quantize_nvfp4
-from tests.engine.kernels.flashinfer.reference_library import ReferenceLibrary
 
 SM80, SM89, SM90, SM100, SM103, SM120, SM121 = (
     DeviceTraits(f"sm{major}{minor}", (major, minor), multiprocessors=100)
@@ -20,25 +18,15 @@ SM80, SM89, SM90, SM100, SM103, SM120, SM121 = (
 COLUMNS = 128
 
 
-class LinearLibrary(ReferenceLibrary):
-    """flashinfer's references; the two layouts that only a GPU lets it choose are prepared here by its own code."""
-
-    def prepare_bf16_fp4_weights(self, *, b: torch.Tensor, b_descale: torch.Tensor, alpha: Any, backend: str) -> Any:
-        if backend == "cute-dsl-native":
-            return b, b_descale, alpha
-        assert backend == "cute-dsl", backend
-        return _prepare_cute_dsl_sm100(b, b_descale, alpha, 16)
-
-    def __init__(self) -> None:
-        super().__init__()
-        # The parent sets an attribute for each name, which would hide the method.
-        del self.__dict__["prepare_bf16_fp4_weights"]
-
-
 def make_room(
     traits: DeviceTraits = CPU, activations: Any = "auto", library: Any = None, dtype: torch.dtype = torch.bfloat16
 ) -> LinearRoom:
-    return LinearRoom(torch.device("cpu"), dtype, traits, activations, library or LinearLibrary())
+    """With flashinfer's references; importing flashinfer takes seconds, so not before they are needed."""
+    if library is None:
+        from tests.engine.kernels.linear.library import LinearLibrary
+
+        library = LinearLibrary()
+    return LinearRoom(torch.device("cpu"), dtype, traits, activations, library)
 
 
 def random_rows(rows: int, columns: int = COLUMNS, seed: int = 0) -> torch.Tensor:

@@ -12,6 +12,7 @@ from engine.errors import InsufficientMemoryError, WeightsError
 from engine.kernels.device import CPU, DeviceTraits
 from engine.kernels.linear.nvfp4_flashinfer import W4A4_ARCHITECTURES, W4A16_BACKENDS
 from engine.weights.formats import DenseWeight
+from tests.engine.kernels.linear.library import LinearLibrary
 from tests.engine.kernels.linear.samples import (
     SM80,
     SM89,
@@ -20,7 +21,6 @@ from tests.engine.kernels.linear.samples import (
     SM103,
     SM120,
     SM121,
-    LinearLibrary,
     dense,
     fp8,
     make_room,
