@@ -20,17 +20,50 @@ _ROPE_PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 
+# What any config may hold and no logit depends on: training, the loss, the library that wrote it, special tokens.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "compression_config",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "model_type",
+        "pad_token_id",
+        "problem_type",
+        "quantization_config",
+        "return_dict",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+_ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+# A parameter of another kind than the one that is set has no effect.
+_KNOWN_IN_ROPE = (
+    "rope_type",
+    "type",
+    "mrope_section",
+    "mrope_interleaved",
+    *(name for parameters in _ROPE_PARAMETERS.values() for names in parameters for name in names),
+)
 
 MAX_POSITIONS = 1 << 24
 """Far above any model; a rotary table for more would take gigabytes."""
 
 
 class ConfigFields:
-    """One object of config.json. `path` goes before the names of its fields in errors."""
+    """One object of config.json; it remembers what was read of it. `path` goes before its fields' names in errors."""
 
     def __init__(self, raw: dict[str, Any], path: str = "") -> None:
         self.raw = raw
         self.path = path
+        self._read: set[str] = set()
 
     def name(self, field: str) -> str:
         return f"{self.path}{field}"
@@ -78,7 +111,25 @@ class ConfigFields:
             if self.raw.get(field):
                 raise UnsupportedConfigError(self.name(field), self.raw[field], "a dense model, without experts")
 
+    def refuse_unread(self, without_effect: Collection[str]) -> None:
+        """Refuse a field that nothing has read, that is switched on, and of which it is not known that no logit depends
+        on it: it may be what a new model does differently."""
+        known = {*self._read, *_WITHOUT_EFFECT, *_ROPE_FIELDS, *_EXPERT_FIELDS, *without_effect}
+        for field, value in self.raw.items():
+            if field not in known and not field.startswith("_") and value not in (None, False, 0, "", [], {}):
+                raise UnsupportedConfigError(
+                    self.name(field), value, "no such field: what it changes is not known here, and may be the answers"
+                )
+
+    def refuse_contradiction(self, outer: ConfigFields) -> None:
+        """Refuse a field of `outer` that says otherwise than the one of its name that was read here."""
+        for field in sorted({*self._read, *_ROPE_FIELDS} & outer.raw.keys()):
+            if outer.raw[field] is not None and outer.raw[field] != self.raw.get(field):
+                inside = f"what {self.name(field)} is: {self.raw.get(field)!r}"
+                raise UnsupportedConfigError(outer.name(field), outer.raw[field], inside)
+
     def _get(self, field: str, default: object) -> Any:
+        self._read.add(field)
         value = self.raw.get(field)
         return default if value is None else value
 
@@ -102,6 +153,7 @@ def read_rope(fields: ConfigFields, head_dim: int, max_position_embeddings: int,
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise UnsupportedConfigError(rope.name("partial_rotary_factor"), partial, f"an even share of {head_dim} dims")
     required, optional = _ROPE_PARAMETERS[kind]
+    rope.refuse_unread(_KNOWN_IN_ROPE)
     parameters: dict[str, float] = {}
     for name in (*required, *(name for name in optional if raw.get(name) is not None)):
         if name == "original_max_position_embeddings":

@@ -25,6 +25,18 @@ from engine.models.parts import (
 from engine.storage import ModelState
 from engine.weights.checkpoint import Checkpoint
 
+# Fields of the text's config that no logit depends on: the state is always float32, and MTP is not used. The interval
+# counts where there is no list of layers.
+_WITHOUT_EFFECT = (
+    "full_attention_interval",
+    "layer_types",
+    "mamba_ssm_dtype",
+    "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
+    "language_model_only",
+    "unsloth_fixed",
+    "unsloth_version",
+)
 VISION_PATTERNS = ("model.visual.", "visual.")
 MTP_PATTERNS = ("mtp.", "model.mtp.")
 
@@ -72,6 +84,8 @@ def parse_config(raw: dict[str, Any]) -> ModelConfig:
     fields = ConfigFields(raw).section("text_config") if "text_config" in raw else ConfigFields(raw)
     fields.require("hidden_act", ("silu", "swish"), default="silu")
     fields.require("attn_output_gate", (True,), default=True)
+    # The gate of Gated DeltaNet; that of attention is a sigmoid in every one of these models.
+    fields.require("output_gate_type", ("swish", "silu"), default="swish")
     fields.refuse_experts()
     q_heads = fields.integer("num_attention_heads", 16)
     kv_heads = fields.integer("num_key_value_heads", 4)
@@ -83,7 +97,7 @@ def parse_config(raw: dict[str, Any]) -> ModelConfig:
     max_position_embeddings = fields.positions("max_position_embeddings", 32768)
     has_bias = fields.boolean("attention_bias", False)
     tied = fields.boolean("tie_word_embeddings", False)
-    return ModelConfig(
+    config = ModelConfig(
         architecture="qwen3_5",
         vocab_size=fields.integer("vocab_size", 248320),
         hidden_size=fields.integer("hidden_size", 4096),
@@ -97,6 +111,11 @@ def parse_config(raw: dict[str, Any]) -> ModelConfig:
         has_tied_embeddings=ConfigFields(raw).boolean("tie_word_embeddings", tied),
         eos_token_ids=read_eos_token_ids(raw, fields.raw),
     )
+    fields.refuse_unread(_WITHOUT_EFFECT)
+    if fields.raw is not raw:
+        outer = {name: value for name, value in raw.items() if name != "tie_word_embeddings"}
+        fields.refuse_contradiction(ConfigFields(outer))
+    return config
 
 
 def _layer_kinds(fields: ConfigFields) -> tuple[LayerKind, ...]:

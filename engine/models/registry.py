@@ -44,6 +44,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """By `model_type` of config.json."""
 
+_EXPERTS = "layers of experts (MoE)"
+_NOT_BUILT = {
+    "qwen3_moe": _EXPERTS,
+    "qwen3_5_moe": _EXPERTS,
+    "qwen3_5_moe_text": _EXPERTS,
+    "qwen3_next": f"{_EXPERTS} and fused Gated DeltaNet projections (in_proj_qkvz, in_proj_ba)",
+    "qwen4_exp": f"{_EXPERTS}, hyper-connections, n-gram embeddings and sparse attention",
+    "qwen4_exp_text": f"{_EXPERTS}, hyper-connections, n-gram embeddings and sparse attention",
+}
+"""Relatives of what is built, and what they have that is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -55,6 +66,8 @@ class Model:
     """(kernels, state, token_ids [n] int64) -> hidden [n, hidden] of the planned step, final norm applied."""
     logits: Callable[[Kernels, torch.Tensor], torch.Tensor]
     """(kernels, hidden_rows [rows, hidden]) -> float32 [rows, vocab]."""
+    has_kv_scales: bool = False
+    """Whether the checkpoint says how fp8 keys and values are scaled; where it does not, fp8 pages use the scale 1."""
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -76,6 +89,7 @@ def load_model(folder: Path, kernels: Kernels) -> Model:
         weight_bytes=weight_bytes(weights),
         forward=functools.partial(architecture.forward, weights, config),
         logits=functools.partial(architecture.logits, weights),
+        has_kv_scales=checkpoint.has_kv_scales,
     )
 
 
@@ -87,7 +101,10 @@ def _read(folder: Path) -> tuple[Architecture, ModelConfig]:
     model_type = raw.get("model_type")
     architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
-        raise UnsupportedConfigError("model_type", model_type, f"one of {', '.join(ARCHITECTURES)}")
+        expected = f"one of {', '.join(ARCHITECTURES)}"
+        if isinstance(model_type, str) and model_type in _NOT_BUILT:
+            expected += f", which are dense; {_NOT_BUILT[model_type]} are not built"
+        raise UnsupportedConfigError("model_type", model_type, expected)
     config = architecture.parse_config(raw)
     generation = folder / "generation_config.json"
     eos_token_ids = read_eos_token_ids(read_json(generation)) if generation.is_file() else ()

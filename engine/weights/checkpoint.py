@@ -119,6 +119,11 @@ class Checkpoint:
             self._kv_spelling, self._knows_kv_spelling = find_spelling(self._unused), True
         return None if self._kv_spelling is None else read_kv_scales(self, prefix, self._kv_spelling)
 
+    @property
+    def has_kv_scales(self) -> bool:
+        """Whether `kv_scales` has found any."""
+        return self._kv_spelling is not None
+
     def skip(self, patterns: Sequence[str], reason: str) -> None:
         """Pass over the tensors that a pattern names: a glob, or the beginning of a name. Logged, with their bytes."""
         matched = [name for name in self._unused if any(_names(pattern, name) for pattern in patterns)]

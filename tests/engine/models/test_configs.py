@@ -105,6 +105,17 @@ REFUSED = [
     (qwen3_5, cases.qwen3_5, {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
     (qwen3_5, cases.qwen3_5, {"attn_output_gate": False}, "attn_output_gate"),
     (qwen3_5, cases.qwen3_5, {"hidden_act": "relu"}, "hidden_act"),
+    (qwen3_5, cases.qwen3_5, {"output_gate_type": "sigmoid"}, "output_gate_type"),
+    (qwen3_5, cases.qwen3_5, {"attn_logit_softcap": 30.0}, "attn_logit_softcap"),
+    (qwen3_5, cases.qwen3_5, {"use_sliding_window": True}, "use_sliding_window"),
+    (
+        qwen3_5,
+        cases.qwen3_5,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "rope_offset": 2}},
+        "rope_parameters.rope_offset",
+    ),
+    (qwen3_5, cases.qwen3_5_full, {"hidden_size": 128}, "hidden_size"),
+    (qwen3_5, cases.qwen3_5_full, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
 ]
 
 
@@ -126,6 +137,43 @@ def test_a_sliding_window_that_no_layer_uses_is_fine():
     raw = {**cases.qwen3().to_dict(), "layer_types": None, "use_sliding_window": True, "sliding_window": 64}
     assert qwen3.parse_config({**raw, "max_window_layers": 4}).num_layers == 4
     assert qwen3.parse_config({**raw, "use_sliding_window": False, "max_window_layers": 0}).num_layers == 4
+
+
+# The fields that configs of Qwen3.5, 3.6 and 3.8 have beside those of transformers' own class.
+PUBLISHED_FIELDS = {
+    "attn_output_gate": True,
+    "attn_logit_softcap": None,
+    "full_attention_interval": 4,
+    "mamba_ssm_dtype": "float32",
+    "mlp_only_layers": [],
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "output_gate_type": "swish",
+    "partial_rotary_factor": 0.25,
+}
+
+
+def test_the_fields_of_published_configs_change_nothing(tmp_path):
+    plain = cases.qwen3_5_full().to_dict()
+    published = {**plain, "language_model_only": False, "hidden_size": 64, "eos_token_id": None}
+    published["text_config"] = {**plain["text_config"], **PUBLISHED_FIELDS}
+    assert qwen3_5.parse_config(published) == qwen3_5.parse_config(plain)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    [
+        ("qwen3_moe", "experts"),
+        ("qwen3_5_moe", "experts"),
+        ("qwen3_5_moe_text", "experts"),
+        ("qwen3_next", "fused Gated DeltaNet projections"),
+        ("qwen4_exp", "sparse attention"),
+    ],
+)
+def test_a_relative_that_is_not_built_says_what_it_has_that_is_not(tmp_path, model_type, what):
+    message = rf"{model_type}.* llama, qwen3, qwen3_5, qwen3_5_text, which are dense; .*{what}.* are not built"
+    with pytest.raises(UnsupportedConfigError, match=message):
+        read_config(write(tmp_path, {"model_type": model_type, "num_experts": 8}))
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3_5_moe", "mamba", None, 3])

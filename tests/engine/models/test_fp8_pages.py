@@ -51,6 +51,13 @@ def add_scales(folder, names, layers) -> list[KvScales]:
     return scales
 
 
+def test_a_model_says_whether_its_checkpoint_has_kv_scales(tmp_path):
+    make_twin(cases.qwen3(), tmp_path)
+    assert not load_model(tmp_path, TorchKernels()).has_kv_scales
+    add_scales(tmp_path, SPELLINGS[0], range(4))
+    assert load_model(tmp_path, TorchKernels()).has_kv_scales
+
+
 def scales_used(folder, kv_dtype) -> list[KvScales]:
     kernels = Recording()
     driver = Driver(load_model(folder, kernels), kernels, kv_dtype=kv_dtype)
@@ -103,7 +110,8 @@ def test_the_answer_over_fp8_pages_is_near_that_over_plain_ones(tmp_path, names)
         logits.append(torch.cat(steps))
     plain, fp8 = logits
     error = ((fp8 - plain).norm() / plain.norm()).item()
-    assert 1e-5 < error < 0.05
+    # Half or twice a key's scale makes it 20 to 40 times as much.
+    assert 1e-5 < error < 0.01
 
 
 @pytest.mark.parametrize("frontier", [64, 128])
