@@ -83,7 +83,13 @@ def append_paged_kv_cache(
     pages = rest["kv_indptr"].diff().long()
     lengths = (pages - 1) * keys.shape[1] + rest["kv_last_page_len"]
     require(bool(((positions >= 0) & (positions < lengths[batch])).all()), f"positions {positions.tolist()}")
-    reference("append_paged_kv_cache")(append_key, append_value, paged_kv_cache=(keys, values), **rest)
+    # It takes a pointer to the page numbers too, and their end from kv_indptr: a graph that was captured with a view of
+    # fewer reads on in the same buffer.
+    numbers = rest["kv_indices"]
+    reachable = numbers.as_strided((numbers.untyped_storage().nbytes() // 4 - numbers.storage_offset(),), (1,))
+    require(int(rest["kv_indptr"][-1]) <= len(reachable), "kv_indices ends before kv_indptr does")
+    paged = {**rest, "kv_indices": reachable, "paged_kv_cache": (keys, values)}
+    reference("append_paged_kv_cache")(append_key, append_value, **paged)
 
 
 def apply_rope_with_cos_sin_cache_inplace(
