@@ -82,6 +82,7 @@ class FlashinferKernels:
         self._linear = LinearRoom(device, dtype, traits, activations, library)
         self._attention = self._make_attention() if self._support.attention else None
         self._fixed: dict[int, _FixedDecode] = {}
+        self._max_fixed_pages = 0
         self._plan: StepPlan | None = None
 
     def _make_attention(self) -> PagedAttention:
@@ -105,7 +106,8 @@ class FlashinferKernels:
 
     def prepare_decodes(self, max_batch: int, max_pages: int) -> None:
         """Set aside buffers for steps of 1 to `max_batch` decodes with at most `max_pages` pages together. From then on
-        `plan` writes such a step into them, at the same addresses each time."""
+        `plan` writes such a step into them, at the same addresses each time; the states that it captures are planned
+        beside them."""
         if max_pages < max_batch:
             raise ValueError(f"{max_batch} decodes have at least as many pages; max_pages is {max_pages}")
         for batch in range(1, max_batch + 1):
@@ -118,11 +120,12 @@ class FlashinferKernels:
                     laid["kv_indptr"], laid["kv_indices"], laid["kv_last_page_len"]
                 )
             self._fixed[batch] = _FixedDecode(arena, laid["slots"].long(), wrapper)
+        self._max_fixed_pages = max_pages
 
     def plan(self, layout: BatchLayout) -> None:
         host = plan_on_host(layout, self._conv_width, self._decodes_by_chunks)
-        is_decodes_alone = layout.num_decodes == layout.num_sequences
-        fixed = self._fixed.get(layout.num_decodes) if is_decodes_alone else None
+        fits = layout.num_decodes == layout.num_sequences and len(layout.kv_indices) <= self._max_fixed_pages
+        fixed = self._fixed.get(layout.num_decodes) if fits else None
         arena = Arena(self.device) if fixed is None else fixed.arena
         laid = arena.lay(host.arrays)
         if host.capture_arrays:
@@ -275,18 +278,18 @@ class FlashinferKernels:
 
 def _largest_decodes(batch: int, max_pages: int) -> BatchLayout:
     """A step of decodes whose arrays are as large as they get."""
-    ends = np.arange(batch + 1, dtype=np.int32)
-    pages = ends.copy()
+    indptr = np.arange(batch + 1, dtype=np.int32)
+    pages = indptr.copy()
     pages[-1] = max_pages
     ones = torch.ones(batch, dtype=torch.int32)
     return BatchLayout(
         num_decodes=batch,
-        qo_indptr=torch.from_numpy(ends),
+        qo_indptr=torch.from_numpy(indptr),
         kv_indptr=torch.from_numpy(pages),
         kv_indices=torch.zeros(max_pages, dtype=torch.int32),
         kv_last_page_len=ones,
-        positions=ones,
-        state_slots=torch.arange(batch, dtype=torch.int32),
+        positions=torch.from_numpy(np.diff(pages) - 1),
+        state_slots=torch.from_numpy(indptr[:-1]),
         has_initial_state=ones.bool(),
         page_size=1,
     )

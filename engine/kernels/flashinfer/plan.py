@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels import STATE_GRID_TOKENS, BatchLayout
+from engine.uploads import upload, upload_into
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 AnyInts: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -131,10 +132,22 @@ def check_layout(layout: BatchLayout) -> None:
                 f"{name} has {len(tensor)} of {tensor.dtype} on {tensor.device}; expected {length} of torch.int32 on "
                 "the host"
             )
-    if len(layout.kv_indices) != int(layout.kv_indptr[-1]):
-        raise ValueError(f"{len(layout.kv_indices)} page numbers, but kv_indptr ends at {int(layout.kv_indptr[-1])}")
+    slots: list[int] = layout.state_slots.tolist()
+    if len(set(slots)) < len(slots):
+        raise ValueError(f"two sequences share a state slot; state_slots is {slots}")
+    _check_pages(layout)
     for capture in layout.captures:
         _check_offset(capture.offset_tokens, starts[capture.sequence + 1] - starts[capture.sequence])
+
+
+def _check_pages(layout: BatchLayout) -> None:
+    indptr, last = layout.kv_indptr.numpy(), layout.kv_last_page_len.numpy()
+    if len(layout.kv_indices) != indptr[-1]:
+        raise ValueError(f"{len(layout.kv_indices)} page numbers, but kv_indptr ends at {indptr[-1]}")
+    held = (np.diff(indptr) - 1) * layout.page_size + last
+    reached = layout.positions.numpy()[layout.qo_indptr.numpy()[1:] - 1] + 1
+    if ((last < 1) | (last > layout.page_size) | (held != reached)).any():
+        raise ValueError(f"the sequences end at {reached.tolist()} tokens, but their pages hold {held.tolist()}")
 
 
 def _check_offset(offset_tokens: int, segment_tokens: int) -> None:
@@ -223,15 +236,14 @@ class Arena:
         packed = np.zeros(end, np.int32)
         for name, array in arrays.items():
             packed[places[name] : places[name] + array.size] = array.ravel()
-        # Not page-locked: then the call returns only when these bytes have been read.
         host = torch.from_numpy(packed)
         if self._fixed is None:
-            ints = host.to(self._device, non_blocking=True)
+            ints = upload(host, self._device)
         else:
             if end > len(self._fixed):
                 raise ValueError(f"the plan takes {end} numbers, but {len(self._fixed)} were set aside for it")
             ints = self._fixed
-            ints[:end].copy_(host, non_blocking=True)
+            upload_into(ints[:end], host)
         return {name: ints[places[name] :][: array.size].view(array.shape) for name, array in arrays.items()}
 
 
