@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
 REQUESTS ?= 3000
 
-.PHONY: serve test lint bench slow soak clean
+.PHONY: serve test lint bench slow soak check-cuda-build clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "python3 3.11 or newer is needed; set PYTHON=/path/to/python3"; exit 2; }
@@ -51,6 +51,11 @@ slow: $(VENV)/.dev
 # The real daemon under load with pools that overflow all the time; a plot of it is left in runs/soak.
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench soak --requests $(REQUESTS) $(ARGS)
+
+# Needs nvcc and no GPU, and takes a quarter of an hour or more: flashinfer's modules for our shapes, and our own kernel.
+check-cuda-build: $(VENV)/.dev
+	$(BIN)/python -m bench.gpu.triton_build
+	$(BIN)/python -m bench.gpu.build $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
