@@ -34,6 +34,8 @@ _WITHOUT_EFFECT = frozenset(
         "initializer_range",
         "label2id",
         "model_type",
+        "output_attentions",
+        "output_hidden_states",
         "pad_token_id",
         "problem_type",
         "quantization_config",

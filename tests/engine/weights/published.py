@@ -42,7 +42,7 @@ class Layout:
     like: str
     """A published checkpoint of this layout."""
     format_of: Callable[[str, bool], str]
-    """(`self_attn.q_proj`, whether it is of the last layers) -> a key of _FORMATS, or "" for bfloat16."""
+    """(`self_attn.q_proj`, whether it is of the last eighth of the layers) -> a key of _FORMATS, or "" for bfloat16."""
     kv_scales: tuple[str, str, torch.dtype, tuple[int, ...]] | None = None
     """Names after the attention's own, dtype and shape."""
     has_mtp: bool = True
@@ -63,6 +63,7 @@ def write_published(
     how = LAYOUTS[layout]
     config = copy.deepcopy(dict(config))
     layers = len(config["text_config"]["layer_types"])
+    last = tuple(f"{LANGUAGE}layers.{layer}." for layer in range(layers - max(layers // 8, 1), layers))
     tensors: Tensors = {}
     twin: Tensors = {}
     formats: dict[str, str] = {}
@@ -74,7 +75,7 @@ def write_published(
             continue
         kind = ""
         if is_text and weight.dim() == 2 and "embed_tokens" not in name:
-            formats[module] = kind = how.format_of(_inside(module), f"{LANGUAGE}layers.{layers - 1}." in name)
+            formats[module] = kind = how.format_of(_inside(module), name.startswith(last))
         if kind:
             tensors |= _FORMATS[kind](module, weight, dense)
             twin[name] = _values(tensors, module)

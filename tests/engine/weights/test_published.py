@@ -1,7 +1,10 @@
 """The published tensor sets load whole; one tensor more, less or of another shape is refused by its name."""
 
+import copy
 import json
+import logging
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from engine.models.registry import load_model
 from engine.weights.checkpoint import open_checkpoint
 from engine.weights.nvfp4 import dequantize_nvfp4
 from tests.engine.weights.published import LAYOUTS, write_published
+from tests.engine.weights.tiny_checkpoints import TINY_CONFIG
 
 ATTENTION = "model.language_model.layers.3.self_attn"
 LINEAR = "model.language_model.layers.0.linear_attn"
@@ -56,6 +60,28 @@ def test_each_layer_holds_the_values_of_its_twin(tmp_path: Path, layout: str) ->
         else:
             got = checkpoint.tensor(name, tuple(expected.shape)).float()
         torch.testing.assert_close(got, expected, rtol=3e-7, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# Tensors by dtype, with the 64 layers and 27 vision blocks of the 27B models. The sums of the quantised ones (2194, 2001,
+# 2111, 1968), and the dtypes of the weights-only and of the last, are those of the published files' headers.
+FULL_SIZE = {
+    "bf16 3.8": {"BF16": 1199},
+    "modelopt mixed w4a16": {"BF16": 798, "F32": 802, "F8_E4M3": 401, "U8": 193},
+    "modelopt mixed, weights only": {"BF16": 798, "F32": 609, "F8_E4M3": 401, "U8": 193},
+    "llm-compressor with out_proj": {"BF16": 895, "F32": 608, "F8_E4M3": 304, "U8": 304},
+    "llm-compressor mixed": {"BF16": 1063, "F32": 336, "F8_E4M3": 401, "U8": 168},
+}
+
+
+@pytest.mark.parametrize("layout", FULL_SIZE)
+def test_as_deep_as_the_published_model_a_layout_has_as_many_tensors_of_each_dtype(tmp_path: Path, layout: str) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    kinds = (["linear_attention"] * 3 + ["full_attention"]) * 16
+    config["text_config"] |= {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+    config["vision_config"]["depth"] = 27
+    write_published(layout, tmp_path, config=config)
+    checkpoint = open_checkpoint(tmp_path)
+    assert Counter(checkpoint.entry(name).dtype for name in checkpoint.names()) == FULL_SIZE[layout]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -126,3 +152,43 @@ def test_kv_scales_in_two_spellings_are_refused(tmp_path: Path) -> None:
     edit(tmp_path, f"{ATTENTION}.v_proj.v_scale", torch.tensor(0.1))
     with pytest.raises(WeightsError, match=re.escape(f"not used by this architecture: {ATTENTION}.k_scale")):
         load(tmp_path)
+
+
+def declare_kv_cache(folder: Path, algorithm: str) -> None:
+    path = folder / "hf_quant_config.json"
+    statement = json.loads(path.read_text())
+    statement["quantization"]["kv_cache_quant_algo"] = algorithm
+    path.write_text(json.dumps(statement))
+
+
+OTHER_KV_CACHES = {
+    "another format": (lambda folder: declare_kv_cache(folder, "NVFP4"), "a KV cache in NVFP4"),
+    "an offset of the keys": (
+        lambda folder: edit(folder, f"{ATTENTION}.k_proj.k_bias", torch.zeros(64)),
+        "keys and values with an offset",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_KV_CACHES)
+def test_kv_scales_that_are_not_for_fp8_pages_are_passed_over_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    change, reason = OTHER_KV_CACHES[case]
+    write_published("modelopt mixed with kv scales", tmp_path)
+    change(tmp_path)
+    with caplog.at_level(logging.INFO, "dalsegno.weights"):
+        model = load_model(tmp_path, TorchKernels())
+    assert not model.has_kv_scales
+    assert f"{reason}; fp8 pages use the scale 1" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["q_scale", "attn.prob_scale", "k_bmm_quantizer._amax"])
+def test_scales_of_what_is_not_quantised_here_are_passed_over_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    write_published("llm-compressor mixed", tmp_path)
+    edit(tmp_path, f"{ATTENTION}.{name}", torch.ones(1))
+    with caplog.at_level(logging.INFO, "dalsegno.weights"):
+        assert load_model(tmp_path, TorchKernels()).has_kv_scales
+    assert f"{ATTENTION}.{name}" in caplog.text
