@@ -169,7 +169,7 @@ class Kernels(Protocol):
     def fused_add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """residual += x in place; returns rms_norm(residual)."""
+        """residual += x in place; returns rms_norm(residual), which may lie where x did."""
         ...
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
