@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -48,7 +48,9 @@ class _Job:
     done: int = 0
     """How many of them have run."""
     planned: int = 0
-    """How many of the next are in the step that runs."""
+    """How many of the next are in the step that runs, or under way."""
+    is_under_way: bool = False
+    """They were begun by a former step and are not done."""
     sequence: SequenceRecord | None = None
     demotion: Demotion | None = None
 
@@ -101,13 +103,21 @@ class CopyJobs:
         self._demotions.clear()
         return had_some
 
+    @property
+    def under_way(self) -> frozenset[int]:
+        """The numbers of the batches that former steps began and that are not done."""
+        return frozenset(job.number for job in self._jobs if job.is_under_way)
+
     def plan(self, now: float, most_bytes: int, most_seconds: float) -> tuple[CopyBatch, ...]:
-        """What the next step is to copy: at least one copy, if there is any, then as long as `most_bytes` lasts and
-        likely not longer than `most_seconds`."""
+        """What the next step is to copy: at least one copy, if there is any and none is under way, then as long as
+        `most_bytes` lasts and likely not longer than `most_seconds`."""
         batches: list[CopyBatch] = []
         if self._bytes_per_second is not None:
             most_bytes = max(1, min(most_bytes, int(self._bytes_per_second * most_seconds)))
-        left = self._plan_pieces((*self._restores.values(), *self._demotions), most_bytes, batches)
+        most_bytes -= sum(
+            self._cache.options.bytes_of(_piece(job, job.planned)) for job in self._jobs if job.is_under_way
+        )
+        left = self._plan_pieces([job for job in self._jobs if not job.is_under_way], most_bytes, batches)
         if left > 0 and now >= self._demotes_from:
             begun: list[_Job] = []
             for demotion in self._cache.plan_demotions(now, left):
@@ -120,13 +130,17 @@ class CopyJobs:
             self._plan_pieces(begun, left, batches)
         return tuple(batches)
 
-    def take_in(self, copied: Mapping[int, CopyOutcome], now: float) -> Landed:
-        """What a step has copied, by the numbers of its batches; what it has not run is planned again."""
+    def take_in(self, copied: Mapping[int, CopyOutcome], under_way: Container[int], now: float) -> Landed:
+        """What a step has copied, by the numbers of its batches; those in `under_way` are left alone until another
+        tells of them, and what was not even begun is planned again."""
         landed = Landed()
         moved_bytes, seconds = 0, 0.0
-        for job in (*self._restores.values(), *self._demotions):
-            planned, job.planned = job.planned, 0
+        for job in self._jobs:
             outcome = copied.get(job.number)
+            job.is_under_way = outcome is None and job.number in under_way
+            if job.is_under_way:
+                continue
+            planned, job.planned = job.planned, 0
             if outcome is None or not planned:
                 continue
             if outcome.error is not None:
@@ -143,12 +157,12 @@ class CopyJobs:
         return landed
 
     def fail_step(self, now: float, *, has_only_copies: bool) -> Landed:
-        """A step raised: nobody knows what it has copied. Demotions are called off, restores begin their pieces again,
-        unless it was their copies that it raised for."""
+        """A step raised, and nothing is under way any more: nobody knows what was copied. Demotions are called off,
+        restores begin their pieces again, unless it was their copies that it raised for."""
         landed = Landed(demotions=len(self._demotions))
         self.cancel_demotions()
         for job in tuple(self._restores.values()):
-            planned, job.planned = job.planned, 0
+            planned, job.planned, job.is_under_way = job.planned, 0, False
             if planned and has_only_copies:
                 self._fail(job, landed, now)
         return landed
@@ -165,6 +179,11 @@ class CopyJobs:
         if {id(job.demotion) for job in self._demotions} != {id(each) for each in self._cache.demotions.under_way}:
             violations.append("the demotions that are copied are not those that the cache knows")
         return violations
+
+    @property
+    def _jobs(self) -> tuple[_Job, ...]:
+        """Restores first, then each in the order in which it began."""
+        return (*self._restores.values(), *self._demotions)
 
     def _job(
         self, copies: tuple[Copy, ...], *, sequence: SequenceRecord | None = None, demotion: Demotion | None = None
@@ -214,7 +233,7 @@ class CopyJobs:
 
     def _measure(self, job: _Job, planned: int, seconds: float, now: float) -> int:
         """Returns the bytes that were moved."""
-        piece = job.copies[job.done : job.done + planned]
+        piece = _piece(job, planned)
         total_bytes = self._cache.options.bytes_of(piece)
         if job.sequence is not None:
             job.sequence.restore_seconds += seconds
@@ -229,3 +248,8 @@ class CopyJobs:
                 transfer.seconds += seconds * moved_bytes / total_bytes
                 transfer.count += len(moved)
         return total_bytes
+
+
+def _piece(job: _Job, planned: int) -> tuple[Copy, ...]:
+    """So many of the next copies."""
+    return job.copies[job.done : job.done + planned]

@@ -28,6 +28,12 @@ class SchedulerLimits:
     first time is slow."""
     copy_seconds_alone: float = 0.1
 
+    def copy_budget(self, *, is_alone: bool) -> tuple[int, float]:
+        """Most bytes and seconds of copies in a step, by whether there is nothing else to do in it."""
+        if is_alone:
+            return self.copy_bytes_alone, self.copy_seconds_alone
+        return self.copy_bytes, self.copy_seconds
+
 
 def refuse_unservable(request: GenerationRequest, limits: SchedulerLimits) -> None:
     """Raises ContextLengthExceededError, or RequestError for an empty prompt or no tokens to answer with."""

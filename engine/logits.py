@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine.request import GenerationRequest, SamplingParams, TokenLogprob
+from engine.uploads import upload
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -62,14 +63,14 @@ class LogitEdits:
         if self._place_of:
             self._penalise(row)
         if len(self._bias_ids):
-            row[self._bias_ids.to(row.device)] += self._biases.to(row.device)
+            row[upload(self._bias_ids, row.device)] += upload(self._biases, row.device)
         if self._output_tokens < self._params.min_tokens:
-            row[self._end_ids.to(row.device)] = -torch.inf
+            row[upload(self._end_ids, row.device)] = -torch.inf
 
     def _penalise(self, row: torch.Tensor) -> None:
         params, size = self._params, len(self._place_of)
-        ids = torch.from_numpy(self._ids[:size]).to(row.device)
-        counts = torch.from_numpy(self._counts[:size]).to(row.device)
+        ids = upload(torch.from_numpy(self._ids[:size]), row.device)
+        counts = upload(torch.from_numpy(self._counts[:size]), row.device)
         logits = row[ids]
         repetition = params.repetition_penalty
         if repetition != 1.0:

@@ -57,13 +57,16 @@ class CopyBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Segments, decodes first, at most one of each request; or copies alone."""
+    """Segments, decodes first, at most one of each request; or copies alone, and then all of them are waited for."""
 
     segments: tuple[Segment, ...]
     resumes: tuple[Copy, ...] = ()
     """Within the device; to be run before anything else: a segment may write where a copy reads."""
     background: tuple[CopyBatch, ...] = ()
     """Between the device and host memory; one that fails fails alone."""
+    under_way: frozenset[int] = frozenset()
+    """Batches of former steps that are still waited for. One that is not in it and not done was given up: what it reads
+    and writes may be somebody else's by now, so it has to be over before anything is written."""
 
     @property
     def num_tokens(self) -> int:
@@ -88,5 +91,9 @@ class StepResult:
     resume_seconds: float = 0.0
     compute_seconds: float = 0.0
     """Of the segments alone."""
+    copy_seconds: float = 0.0
+    """That went by for copies to and from host memory alone; less than they took, where they run beside the step."""
     copied: Mapping[int, CopyOutcome] = field(default_factory=dict)
     """By the numbers of the batches."""
+    under_way: frozenset[int] = frozenset()
+    """Batches that were begun and are not done yet: a later step tells of them."""

@@ -5,33 +5,53 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
 
-from cache import Fault, Faults, Tier
+from cache import Fault, Faults
+from engine.copier import Copier, ImmediateCopier
 from engine.errors import FireDrillError
+from engine.graphs import DecodeGraphs
 from engine.kernels import BatchLayout, Kernels, SamplingBatch, StateCapture
 from engine.logits import read_logprobs
 from engine.models.registry import Model
-from engine.plan import CopyBatch, CopyOutcome, Segment, StepPlan, StepResult
+from engine.plan import Segment, StepPlan, StepResult
 from engine.storage import Storage
+from engine.uploads import upload
 
 SLOW_STEP_SECONDS = 0.2
 """How much longer a step takes in the fire drill of that name."""
 
 
 class Runner:
-    """Owns the model's state and host memory. Mutable: `run` belongs to the engine thread."""
+    """Owns the model's state and host memory. Mutable: `run` belongs to the engine thread.
+
+    Between the moment a step is queued and the one its tokens are read, nothing waits for the device: what the host has
+    to do for the step, copies to and from host memory among it, is done while the device computes.
+    """
 
     def __init__(
-        self, model: Model, kernels: Kernels, storage: Storage, page_size: int, faults: Faults | None = None
+        self,
+        model: Model,
+        kernels: Kernels,
+        storage: Storage,
+        page_size: int,
+        faults: Faults | None = None,
+        *,
+        copier: Copier | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """Without `copier`, copies to and from host memory come after each step's tokens; without `graphs`, all steps
+        run eagerly."""
         self._model = model
         self._kernels = kernels
         self._storage = storage
         self._page_size = page_size
         self._faults = Faults() if faults is None else faults
+        self._copier = ImmediateCopier(storage.run, self._faults) if copier is None else copier
+        self._graphs = graphs
 
     @property
     def backend_name(self) -> str:
@@ -40,42 +60,59 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Copy within the device what is resumed, compute the plan's tokens, leave their KV and state behind, and pick
-        tokens; then copy to and from host memory.
+        tokens; copies to and from host memory run beside that, or after it.
 
-        Raises what the model raises; a copy to or from host memory that fails only shows in the result.
+        Raises what the model raises, and then no copy is under way any more; a copy to or from host memory that fails
+        only shows in the result.
         """
-        result = self._compute(plan) if plan.segments else StepResult({})
-        return replace(result, copied={batch.number: self._copy(batch) for batch in plan.background})
+        try:
+            self._copier.prepare(plan.under_way)
+            if plan.segments:
+                result = self._compute(plan)
+            else:
+                result = StepResult({})
+                self._copier.start(plan.background)
+            computed = time.perf_counter()
+            report = self._copier.finish(waits=not plan.segments)
+        except Exception:
+            self._copier.abandon()
+            raise
+        copy_seconds = time.perf_counter() - computed
+        return replace(result, copy_seconds=copy_seconds, copied=report.copied, under_way=report.under_way)
 
     def _compute(self, plan: StepPlan) -> StepResult:
         self._hold_drills()
         started = time.perf_counter()
-        self._storage.run(plan.resumes)
+        self._storage.queue(plan.resumes)
         resumed = time.perf_counter()
-        result = self._sample(plan)
+        logits = self._queue(plan)
+        self._copier.start(plan.background)
+        result = StepResult({}) if logits is None else self._pick(logits, [s for s in plan.segments if s.is_sampled])
+        if logits is None:
+            self._wait_for_device()
         return replace(result, resume_seconds=resumed - started, compute_seconds=time.perf_counter() - resumed)
 
-    def _sample(self, plan: StepPlan) -> StepResult:
-        segments = plan.segments
+    def _queue(self, plan: StepPlan) -> torch.Tensor | None:
+        """The step's work, up to a row of logits for each segment that is sampled; None where there is none."""
+        segments, device = plan.segments, self._kernels.device
         lengths = np.array([len(segment.token_ids) for segment in segments], np.int32)
         layout = build_layout(plan, lengths, self._page_size)
-        self._kernels.plan(layout)
-        token_ids = np.concatenate([np.array(segment.token_ids, np.int64) for segment in segments])
-        hidden = self._model.forward(
-            self._kernels, self._storage.state, torch.from_numpy(token_ids).to(self._kernels.device)
-        )
+        token_ids = torch.from_numpy(np.fromiter(chain.from_iterable(s.token_ids for s in segments), np.int64))
         sampled = [index for index, segment in enumerate(segments) if segment.is_sampled]
+        self._kernels.plan(layout)
+        logits = None if self._graphs is None else self._graphs.run(layout, token_ids)
+        if logits is not None:
+            return _rows(logits, sampled) if sampled else None
+        hidden = self._model.forward(self._kernels, self._storage.state, upload(token_ids, device))
         if not sampled:
-            return StepResult({})
-        if len(sampled) < len(hidden):
-            last_rows = layout.qo_indptr[1:].to(torch.int64)[sampled] - 1
-            hidden = hidden[last_rows.to(hidden.device)]
-        return self._pick(self._model.logits(self._kernels, hidden), [segments[index] for index in sampled])
+            return None
+        last_rows = (layout.qo_indptr[1:] - 1).tolist()
+        return self._model.logits(self._kernels, _rows(hidden, [last_rows[index] for index in sampled]))
 
     def _pick(self, logits: torch.Tensor, segments: list[Segment]) -> StepResult:
         """One token for each of `segments` from its row of logits, which may be changed."""
         asking = [row for row, segment in enumerate(segments) if segment.sampling.logprobs is not None]
-        logprobs = logits[asking].float().log_softmax(dim=-1) if asking else None
+        logprobs = _rows(logits, asking).float().log_softmax(dim=-1) if asking else None
         for row, segment in enumerate(segments):
             if segment.edits is not None:
                 segment.edits.apply(logits[row])
@@ -88,21 +125,23 @@ class Runner:
         record_of = {segments[row].request_id: record for row, record in zip(asking, records, strict=True)}
         return StepResult(token_of, record_of)
 
-    def _copy(self, batch: CopyBatch) -> CopyOutcome:
-        started = time.perf_counter()
-        try:
-            if Fault.RESTORE_FAIL in self._faults and batch.copies[0].source.tier is not Tier.DEVICE:
-                raise FireDrillError(Fault.RESTORE_FAIL)
-            self._storage.run(batch.copies)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is logged and costs this batch's request only
-            return CopyOutcome(time.perf_counter() - started, error)
-        return CopyOutcome(time.perf_counter() - started)
+    def _wait_for_device(self) -> None:
+        """Where no token is read, so that what a result tells of is there, and its seconds are those that it took."""
+        if self._kernels.device.type == "cuda":
+            torch.cuda.current_stream(self._kernels.device).synchronize()
 
     def _hold_drills(self) -> None:
         if Fault.SLOW_STEP in self._faults:
             time.sleep(SLOW_STEP_SECONDS)
         if Fault.STEP_FAIL in self._faults:
             raise FireDrillError(Fault.STEP_FAIL)
+
+
+def _rows(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Those rows, in rising order; the tensor itself where that is all of them."""
+    if len(rows) == len(tensor):
+        return tensor
+    return tensor[upload(torch.tensor(rows), tensor.device)]
 
 
 def build_layout(plan: StepPlan, lengths: np.ndarray, page_size: int) -> BatchLayout:

@@ -120,14 +120,14 @@ class Scheduler:
         resumes = self._begin_resumes(sequence for sequence, _ in pieces)
         segments = [self._segment(sequence, end) for sequence, end in pieces]
         segments.sort(key=lambda segment: not segment.is_decode)
-        limits = self.limits
-        alone = (limits.copy_bytes_alone, limits.copy_seconds_alone)
-        copies = self.copies.plan(now, *((limits.copy_bytes, limits.copy_seconds) if pieces else alone))
-        return StepPlan(tuple(segments), resumes, copies) if segments or copies else None
+        under_way = self.copies.under_way
+        copies = self.copies.plan(now, *self.limits.copy_budget(is_alone=not pieces))
+        plan = StepPlan(tuple(segments), resumes, copies, under_way)
+        return plan if segments or copies or under_way else None
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOutcome]:
         """Take in what a step picked; sequences that end have given everything back when this returns."""
-        self._land(self.copies.take_in(result.copied, now), now)
+        self._land(self.copies.take_in(result.copied, result.under_way, now), now)
         for sequence in self._resuming:
             sequence.restore_seconds += result.resume_seconds
         self._resuming.clear()

@@ -50,8 +50,8 @@ class LoopTotals:
 
     def count_turn(self, result: StepResult, seconds: float) -> None:
         """Add the turn of the loop that the step was a part of, from its plan to its last token handed out."""
-        copying = sum(outcome.seconds for outcome in result.copied.values())
-        self._overhead_seconds.observe(max(seconds - result.compute_seconds - result.resume_seconds - copying, 0.0))
+        at_work = result.compute_seconds + result.resume_seconds + result.copy_seconds
+        self._overhead_seconds.observe(max(seconds - at_work, 0.0))
 
     @property
     def step_seconds(self) -> Mapping[StepKind, DistributionView]:

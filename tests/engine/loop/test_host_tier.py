@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from cache import Fault, LossReason, Tier, audit
+from engine.copier import ImmediateCopier
 from engine.errors import EngineUnavailableError
-from engine.runner import SLOW_STEP_SECONDS, Runner
+from engine.runner import SLOW_STEP_SECONDS
 from tests.cache.house import prefix_of
 from tests.engine.loop.test_engine import alone, collect, request
 
@@ -50,7 +51,7 @@ async def evict_from_host(engine) -> None:
 @pytest.fixture
 def copies(monkeypatch):
     """Restores stand still in the engine thread from `copies.clear()` on, until they are set free."""
-    opened, run = threading.Event(), Runner._copy
+    opened, run = threading.Event(), ImmediateCopier._run
     opened.set()
     opened.reached = threading.Event()
 
@@ -60,7 +61,7 @@ def copies(monkeypatch):
             assert opened.wait(timeout=60)
         return run(self, batch)
 
-    monkeypatch.setattr(Runner, "_copy", gated)
+    monkeypatch.setattr(ImmediateCopier, "_run", gated)
     yield opened
     opened.set()
 
