@@ -70,7 +70,7 @@ def plan_device(
 def check_weights(weights: WeightSizes, available_bytes: int, traits: DeviceTraits) -> None:
     """Raises InsufficientMemoryError where the weights cannot lie on the device, or not be brought there."""
     if weights.nbytes > available_bytes:
-        purpose = f"the model's weights on {traits.name}"
+        purpose = f"keeping the weights on {traits.name}"
         raise InsufficientMemoryError("the model's size", weights.nbytes, available_bytes, purpose)
     if weights.peak_bytes > available_bytes:
         purpose = "loading the weights, the largest block of layers twice over,"

@@ -206,9 +206,9 @@ def _without(parts: tuple[Part, ...], available_bytes: int, chunk: int) -> int:
     left = available_bytes
     for part in parts:
         if part.nbytes > left:
-            flag = part.flag or "--prefill-chunk"
-            purpose = f"a prefill of {chunk} tokens" if flag == "--prefill-chunk" else f"{part.name} ({part.how})"
-            raise InsufficientMemoryError(flag, part.nbytes, left, purpose)
+            flag = part.flag or "the model's size"
+            purpose = f"a prefill of {chunk} tokens" if flag == "--prefill-chunk" else f"{part.name}: {part.how}:"
+            raise InsufficientMemoryError(flag, part.nbytes, left, f"{purpose} beside the weights")
         left -= part.nbytes
     return left
 

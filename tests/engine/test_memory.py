@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import InsufficientMemoryError, UnusableOptionError
-from engine.memory import Ram, cgroup_headrooms, cgroup_limits, plan_memory
+from engine.memory import (
+    LEAST_CHECKPOINT_SLOTS,
+    MAX_AUTOMATIC_PAGES,
+    TOKENS_PER_CHECKPOINT,
+    Ram,
+    cgroup_headrooms,
+    cgroup_limits,
+    plan_memory,
+)
 from engine.models.config import AttentionConfig, GatedDeltaNetConfig, LayerKind, ModelConfig, RopeConfig
 from engine.options import EngineOptions
 
@@ -25,6 +33,7 @@ CONFIG = ModelConfig(
     max_position_embeddings=4096,
     has_tied_embeddings=True,
 )
+DEEP = replace(CONFIG, layer_kinds=CONFIG.layer_kinds * 16)
 PAGE_BYTES = 16 * 2 * 2 * 64 * 2
 SLOT_BYTES = 3 * (4 * 128 * 128 * 4 + (2 * 256 + 512) * 3 * 2)
 
@@ -94,6 +103,87 @@ def test_automatic_sizes_depend_on_the_device(device_type, page_size, prefill_ch
 def test_what_does_not_fit_names_its_flag_and_both_sizes(available_bytes, options, flag):
     with pytest.raises(InsufficientMemoryError, match=rf"needs [\d,]+ bytes but [\d,]+ are available; lower {flag}$"):
         plan(available_bytes, **options)
+
+
+def plan_gpu(available_bytes=16 * GIB, **options):
+    return plan(available_bytes, device_type="cuda", config=options.pop("config", DEEP), **options)
+
+
+def page_tokens_per_slot(memory):
+    return memory.kv_pages * memory.page_size / (memory.state_slots - memory.running_slots)
+
+
+def test_a_gpu_is_divided_to_the_last_page_with_a_slot_for_so_many_tokens():
+    memory = plan_gpu()
+    assert 0 <= memory.left_bytes < memory.kv_page_bytes
+    assert page_tokens_per_slot(memory) == pytest.approx(TOKENS_PER_CHECKPOINT, rel=0.02)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_there_are_at_least_sixteen_slots_beside_those_of_the_running(device_type):
+    memory = plan(2 * GIB, config=DEEP, device_type=device_type, max_concurrency=3)
+    assert memory.state_slots == 3 + LEAST_CHECKPOINT_SLOTS == 19
+
+
+def test_on_the_cpu_automatic_slots_are_sixteen_whatever_there_is():
+    assert plan(64 * GIB).state_slots == 8 + 16
+
+
+def test_slots_that_are_asked_for_leave_the_rest_to_pages():
+    memory = plan_gpu(device_state_slots=3)
+    assert memory.state_slots == 8 + 3
+    assert 0 <= memory.left_bytes < memory.kv_page_bytes
+
+
+def test_pages_that_are_asked_for_get_the_slots_that_go_with_them_and_the_rest_is_left():
+    memory = plan_gpu(kv_pages=4096)
+    assert (memory.kv_pages, memory.state_slots) == (4096, 8 + 4096 * 64 // TOKENS_PER_CHECKPOINT)
+    assert memory.left_bytes > GIB
+
+
+def test_slots_that_go_with_the_pages_asked_for_are_no_more_than_fit():
+    beside_twenty = plan_gpu(device_state_slots=20)
+    memory = plan_gpu(kv_pages=beside_twenty.kv_pages)
+    assert (memory.state_slots, memory.left_bytes) == (beside_twenty.state_slots, beside_twenty.left_bytes)
+
+
+def test_a_model_with_tiny_pages_gets_no_more_of_them_than_the_cache_keeps_account_of():
+    memory = plan_gpu(64 * GIB, config=CONFIG)
+    assert memory.kv_pages == MAX_AUTOMATIC_PAGES
+    assert page_tokens_per_slot(memory) == TOKENS_PER_CHECKPOINT
+
+
+def test_without_states_pages_take_all_of_a_gpu():
+    memory = plan_gpu(config=replace(CONFIG, layer_kinds=(LayerKind.FULL_ATTENTION,) * 4, gated_delta_net=None))
+    assert memory.state_bytes == 0
+    assert 0 <= memory.left_bytes < memory.kv_page_bytes
+
+
+def test_fp8_halves_the_pages_and_not_the_states():
+    plain, fp8 = plan_gpu(kv_pages=512), plan_gpu(kv_pages=512, kv_cache_dtype="fp8")
+    assert (2 * fp8.kv_bytes, fp8.state_slot_bytes) == (plain.kv_bytes, plain.state_slot_bytes)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_parts_of_a_plan_add_up_to_what_there_was(device_type):
+    memory = plan(8 * GIB, config=DEEP, device_type=device_type)
+    assert sum(part.nbytes for part in memory.parts()) == 8 * GIB == memory.available_bytes
+
+
+@pytest.mark.parametrize(
+    ("available_bytes", "options", "flag"),
+    [
+        (GIB // 4, {}, "the model's size"),
+        (GIB, {"prefill_chunk": 10**7}, "--prefill-chunk"),
+        (GIB + GIB // 8, {}, "--device-state-slots"),
+        (4 * GIB, {"max_concurrency": 1024}, "--max-concurrency"),
+        (4 * GIB, {"kv_pages": 10**4}, "--kv-pages"),
+        (4 * GIB, {"host_cache_mib": 10**5}, "--host-cache-mib"),
+    ],
+)
+def test_what_does_not_fit_on_a_gpu_names_its_flag_too(available_bytes, options, flag):
+    with pytest.raises(InsufficientMemoryError, match=rf"needs [\d,]+ bytes but [\d,]+ are available; lower {flag}$"):
+        plan_gpu(available_bytes, **options)
 
 
 UNITS_PER_STATE = -(-SLOT_BYTES // PAGE_BYTES)
