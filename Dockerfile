@@ -11,11 +11,10 @@ ARG CUDA_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-# torch itself names the triton that belongs to it; the one in the constraints is for a torch without CUDA.
 RUN mkdir /requirements \
     && python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["dependencies"], sep="\n")' > /requirements/base.txt \
     && python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["optional-dependencies"]["cuda"], sep="\n")' > /requirements/cuda.txt \
-    && sed '/^triton==/d' constraints.txt > /requirements/constraints.txt
+    && cp constraints.txt /requirements
 COPY README.md LICENSE ./
 COPY bench bench
 COPY cache cache
