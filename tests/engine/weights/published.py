@@ -5,7 +5,7 @@
     published.kv_scales   # (k, v) of each attention layer, or () where the checkpoint has none
     write_published_twin(published, other_folder)                 # the same model as a plain float32 checkpoint
 
-What is known of each layout, and from where, is in docs/models.md.
+What is known of each layout, and what is inferred, is in docs/models.md.
 """
 
 from __future__ import annotations
@@ -113,6 +113,11 @@ def _attention_fp8_weights_only(module: str, is_last: bool) -> str:
     return _attention_fp8(module, is_last).replace("nvfp4", "nvfp4 weights only")
 
 
+def _all_but_inputs(module: str, is_last: bool) -> str:
+    """NVFP4, but for what goes into Gated DeltaNet and for the head."""
+    return "" if module.startswith(("linear_attn.in_proj", "lm_head")) else "nvfp4"
+
+
 def _compressed_mixed(module: str, is_last: bool) -> str:
     if module.endswith(("in_proj_a", "in_proj_b")):
         return ""
@@ -141,6 +146,7 @@ LAYOUTS: dict[str, Layout] = {
         kv_scales=_MODELOPT_KV,
         algorithm="NVFP4",
     ),
+    "modelopt nvfp4": Layout("Inferact/Qwen3.8-27B-NVFP4", _all_but_inputs, shards=2, algorithm="NVFP4"),
     "modelopt nvfp4 with kv scales": Layout(
         "berkerdooo/Qwen3.6-27B-NVFP4",
         lambda module, is_last: "" if module == "lm_head" else "nvfp4",
@@ -149,7 +155,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "modelopt nvfp4, text only": Layout(
         "sakamakismile/Qwen3.6-27B-Text-NVFP4-MTP",
-        lambda module, is_last: "nvfp4" if module.startswith(("self_attn", "mlp")) else "",
+        _all_but_inputs,
         is_text_only=True,
         algorithm="NVFP4",
     ),
@@ -160,7 +166,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "llm-compressor with out_proj": Layout(
         "unsloth/Qwen3.6-27B-NVFP4, first revision",
-        lambda module, is_last: "" if module.startswith(("linear_attn.in_proj", "lm_head")) else "compressed nvfp4",
+        lambda module, is_last: _all_but_inputs(module, is_last).replace("nvfp4", "compressed nvfp4"),
     ),
     "llm-compressor mixed": Layout(
         "unsloth/Qwen3.8-27B-NVFP4",

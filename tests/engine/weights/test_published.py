@@ -62,8 +62,8 @@ def test_each_layer_holds_the_values_of_its_twin(tmp_path: Path, layout: str) ->
         torch.testing.assert_close(got, expected, rtol=3e-7, atol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-# Tensors by dtype, with the 64 layers and 27 vision blocks of the 27B models. The sums of the quantised ones (2194, 2001,
-# 2111, 1968), and the dtypes of the weights-only and of the last, are those of the published files' headers.
+# Tensors by dtype, with the 64 layers and 27 vision blocks of the 27B models. The sums of the quantised ones (2194,
+# 2001, 2111, 1968), and the dtypes of the weights-only and of the last, are those of the published files' headers.
 FULL_SIZE = {
     "bf16 3.8": {"BF16": 1199},
     "modelopt mixed w4a16": {"BF16": 798, "F32": 802, "F8_E4M3": 401, "U8": 193},
