@@ -57,22 +57,24 @@ class Answers:
     together: tuple[Answer, ...]
 
 
-def run_demo(backend: Backend, report: Report) -> None:
+def run_demo(backend: Backend, report: Report, chats: Sequence[Sequence[str]] = CHATS) -> None:
     """Compare an engine on `backend` with itself and with one on the CPU. Raises what the engine raises."""
-    reference = asyncio.run(_answers("torch"))
-    candidate = asyncio.run(_answers(backend))
-    for i, chat in enumerate(CHATS):
+    reference = asyncio.run(_answers("torch", chats))
+    candidate = asyncio.run(_answers(backend, chats))
+    for i, chat in enumerate(chats):
         case = f"{chat[-1][:32]!r}"
-        report.compared(_compare("same tokens as the CPU", case, reference.cold[i], candidate.cold[i]))
-        report.compared(_compare("hit equals cold", case, candidate.cold[i], candidate.hit[i], Tier.DEVICE))
-        report.compared(_compare("batch equals alone", case, candidate.cold[i], candidate.together[i]))
+        report.compared(compare_answers("same tokens as the CPU", case, reference.cold[i], candidate.cold[i]))
+        report.compared(compare_answers("hit equals cold", case, candidate.cold[i], candidate.hit[i], Tier.DEVICE))
+        report.compared(compare_answers("batch equals alone", case, candidate.cold[i], candidate.together[i]))
         if candidate.restored[i].source.get(Tier.HOST, 0):
-            report.compared(_compare("restore equals cold", case, candidate.cold[i], candidate.restored[i], Tier.HOST))
+            report.compared(
+                compare_answers("restore equals cold", case, candidate.cold[i], candidate.restored[i], Tier.HOST)
+            )
         else:
             report.skipped(SECTION, f"restore equals cold, {case}", "host memory had nothing of it")
 
 
-async def _answers(backend: Backend) -> Answers:
+async def _answers(backend: Backend, chats: Sequence[Sequence[str]]) -> Answers:
     options = EngineOptions(
         backend=backend,
         max_concurrency=4,
@@ -85,7 +87,7 @@ async def _answers(backend: Backend) -> Answers:
     engine = await asyncio.to_thread(Engine.load, resolve_model("demo"), options)
     await engine.start()
     try:
-        prompts = [_prompt(engine, chat) for chat in CHATS]
+        prompts = [_prompt(engine, chat) for chat in chats]
         cold, hit = [], []
         for i, prompt in enumerate(prompts):
             cold.append(await _answer(engine, f"cold-{i}", prompt))
@@ -131,7 +133,7 @@ def _prompt(engine: Engine, chat: Sequence[str]) -> list[int]:
     return engine.tokenizer.encode(engine.chat_template.render(messages))
 
 
-def _compare(what: str, case: str, expected: Answer, found: Answer, tier: Tier | None = None) -> Comparison:
+def compare_answers(what: str, case: str, expected: Answer, found: Answer, tier: Tier | None = None) -> Comparison:
     """Equal tokens, or tokens that part where the expected answer's own two best were as good as tied."""
     if tier is not None and not found.source.get(tier, 0):
         detail = f"nothing was reused from the {tier}: {found.source}"
