@@ -100,12 +100,12 @@ def test_a_kernel_that_is_not_the_first_choice_is_noted_with_the_reason():
 @pytest.mark.parametrize(
     ("gpu", "activations", "said"),
     [
-        (HOPPER, "auto", "note kernel: linear (nvfp4, with activation scales): Nvfp4Triton | mm_fp4 has no kernel for"),
-        (BLACKWELL, "auto", "ok kernel: linear (nvfp4, with activation scales): Nvfp4W4A4"),
+        (HOPPER, "auto", "note kernel: linear (nvfp4, with activation scales): nvfp4 w4a16 (triton) | mm_fp4 has no"),
+        (BLACKWELL, "auto", "ok kernel: linear (nvfp4, with activation scales): nvfp4 w4a4 (flashinfer mm_fp4)"),
         (
             BLACKWELL,
             "bf16",
-            "note kernel: linear (nvfp4, with activation scales): Nvfp4W4A16 | activations are to stay",
+            "note kernel: linear (nvfp4, with activation scales): nvfp4 w4a16 (flashinfer mm_bf16_fp4) | activ",
         ),
     ],
 )

@@ -54,6 +54,10 @@ class Dense:
     def supports(self, traits: DeviceTraits, shard: LinearWeight, activations: Activations) -> str:
         return ""
 
+    def kind_of(self, shard: LinearWeight) -> str:
+        form = format_name(shard)
+        return form if form == "dense" else f"{form} dequantised to {dtype_name(self._dtype)}"
+
     def key(self, shard: LinearWeight) -> Hashable:
         return format_name(shard)
 
@@ -63,10 +67,7 @@ class Dense:
 
     def prepare(self, shards: Sequence[LinearWeight]) -> DenseProduct:
         weight = stack_rows([dense_rows(shard, self._device).to(self._dtype) for shard in shards], self._device)
-        kind = format_name(shards[0])
-        if kind != "dense":
-            kind = f"{kind} dequantised to {dtype_name(self._dtype)}"
-        return DenseProduct(weight, stack_biases(shards, self._dtype, self._device), kind)
+        return DenseProduct(weight, stack_biases(shards, self._dtype, self._device), self.kind_of(shards[0]))
 
 
 def dense_rows(shard: LinearWeight, device: torch.device) -> torch.Tensor:

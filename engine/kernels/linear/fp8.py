@@ -49,10 +49,7 @@ class Fp8Product:
     """[1] float32; 1 where each row of activations brings its own."""
     is_dynamic: bool
     bias: torch.Tensor | None
-
-    @property
-    def kind(self) -> str:
-        return "fp8 w8a8 (flashinfer bmm_fp8" + (", activations scaled by row)" if self.is_dynamic else ")")
+    kind: str
 
     @property
     def out_features(self) -> int:
@@ -111,6 +108,12 @@ class Fp8:
             return f"bmm_fp8 needs multiples of {_ALIGNMENT}, not {shape}"
         return ""
 
+    def kind_of(self, shard: LinearWeight) -> str:
+        assert isinstance(shard, Fp8Weight)
+        return "fp8 w8a8 (flashinfer bmm_fp8" + (
+            ")" if shard.input_scale is not None else ", activations scaled by row)"
+        )
+
     def key(self, shard: LinearWeight) -> Hashable:
         assert isinstance(shard, Fp8Weight)
         weight_scale = "by row" if shard.scale.numel() > 1 else float(shard.scale)
@@ -132,6 +135,7 @@ class Fp8:
             ),
             is_dynamic=input_scale is None,
             bias=stack_biases(shards, self._dtype, self._device),
+            kind=self.kind_of(first),
         )
 
 

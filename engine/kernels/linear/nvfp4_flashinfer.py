@@ -62,10 +62,7 @@ class W4A4Product:
     """[1] float32: 1 / input_scale, or 1 where each row brings its own."""
     is_dynamic: bool
     bias: torch.Tensor | None
-
-    @property
-    def kind(self) -> str:
-        return "nvfp4 w4a4 (flashinfer mm_fp4" + (", activations scaled by row)" if self.is_dynamic else ")")
+    kind: str
 
     @property
     def out_features(self) -> int:
@@ -127,6 +124,12 @@ class Nvfp4W4A4:
             return f"mm_fp4 needs multiples of {_W4A4_ALIGNMENT}, not {shape}"
         return ""
 
+    def kind_of(self, shard: LinearWeight) -> str:
+        assert isinstance(shard, Nvfp4Weight)
+        return "nvfp4 w4a4 (flashinfer mm_fp4" + (
+            ")" if shard.input_scale is not None else ", activations scaled by row)"
+        )
+
     def key(self, shard: LinearWeight) -> Hashable:
         assert isinstance(shard, Nvfp4Weight)
         return float(shard.global_scale), None if shard.input_scale is None else float(shard.input_scale)
@@ -144,6 +147,7 @@ class Nvfp4W4A4:
             input_factor=scalar(1.0 / step, self._device),
             is_dynamic=input_scale is None,
             bias=stack_biases(shards, self._dtype, self._device),
+            kind=self.kind_of(weights[0]),
         )
 
 
@@ -160,10 +164,7 @@ class W4A16Product:
     bias: torch.Tensor | None
     out_features: int
     in_features: int
-
-    @property
-    def kind(self) -> str:
-        return "nvfp4 w4a16 (flashinfer mm_bf16_fp4)"
+    kind: str
 
     @property
     def nbytes(self) -> int:
@@ -203,6 +204,9 @@ class Nvfp4W4A16:
             return f"mm_bf16_fp4 needs multiples of {rows} x {columns} here, not {shape}"
         return ""
 
+    def kind_of(self, shard: LinearWeight) -> str:
+        return "nvfp4 w4a16 (flashinfer mm_bf16_fp4)"
+
     def key(self, shard: LinearWeight) -> Hashable:
         assert isinstance(shard, Nvfp4Weight)
         return float(shard.global_scale)
@@ -226,6 +230,7 @@ class Nvfp4W4A16:
             bias=stack_biases(shards, self._dtype, self._device),
             out_features=packed.shape[0],
             in_features=packed.shape[1] * 2,
+            kind=self.kind_of(weights[0]),
         )
 
 

@@ -28,10 +28,7 @@ class TritonProduct:
     row_scale: torch.Tensor
     bias: torch.Tensor | None
     multiprocessors: int
-
-    @property
-    def kind(self) -> str:
-        return "nvfp4 w4a16 (triton)"
+    kind: str
 
     @property
     def out_features(self) -> int:
@@ -81,6 +78,9 @@ class Nvfp4Triton:
             return f"the Triton kernel needs sm80 or newer, not {traits.architecture}"
         return ""
 
+    def kind_of(self, shard: LinearWeight) -> str:
+        return "nvfp4 w4a16 (triton)"
+
     def key(self, shard: LinearWeight) -> Hashable:
         return None
 
@@ -95,4 +95,5 @@ class Nvfp4Triton:
             row_scale=torch.tensor(scales, dtype=torch.float32).repeat_interleave(rows).to(self._device),
             bias=stack_biases(shards, self._dtype, self._device),
             multiprocessors=self._multiprocessors,
+            kind=self.kind_of(weights[0]),
         )

@@ -49,6 +49,10 @@ class LinearClass(Protocol):
         """Empty where it can serve the shard, otherwise why it cannot."""
         ...
 
+    def kind_of(self, shard: LinearWeight) -> str:
+        """What the product of such a shard is called."""
+        ...
+
     def key(self, shard: LinearWeight) -> Hashable:
         """Neighbouring shards of one key are multiplied together: whatever the kernel has one of, they share."""
         ...

@@ -80,6 +80,11 @@ class LinearRoom:
         self._told: set[tuple[str, str]] = set()
 
     @property
+    def classes(self) -> tuple[LinearClass, ...]:
+        """In the order in which they are asked."""
+        return self._classes
+
+    @property
     def nbytes(self) -> int:
         """Of all layers prepared here."""
         return sum(line.nbytes for line in self._census.values())
@@ -104,7 +109,7 @@ class LinearRoom:
     def would_serve(self, shard: LinearWeight) -> KernelChoice:
         """The class that a layer like this one would get, as far as that can be told without its trial."""
         choice = self._choose(shard)
-        return KernelChoice(f"linear ({format_name(shard)})", type(choice.linear_class).__name__, choice.reason)
+        return KernelChoice(f"linear ({format_name(shard)})", choice.linear_class.kind_of(shard), choice.reason)
 
     def _products(self, shards: Sequence[LinearWeight]) -> Iterator[Product]:
         chosen = [(self._choose(shard), shard) for shard in shards]
