@@ -82,7 +82,7 @@ def probabilities(logits: torch.Tensor, setting: tuple[float, int, float, float]
 
 
 def _logits(rows: int, vocab: int, seed: int, name: str) -> torch.Tensor:
-    return torch.randn(rows, vocab, generator=generator_for(seed, "sample", name)) * 3.0
+    return torch.randn(rows, vocab, generator=generator_for(seed, "sample", name))
 
 
 def _greedy(section: str, vocab: int, seed: int, reference: Kernels, candidate: Kernels) -> Iterator[Comparison]:

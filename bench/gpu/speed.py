@@ -31,6 +31,8 @@ class Load:
     prefill_tokens: int = 2048
     prefill_contexts: tuple[int, ...] = (0, 30_720)
     rounds: int = 15
+    formats: tuple[str, ...] = ("nvfp4", "fp8", "bf16")
+    """Of the weights."""
 
     @property
     def longest(self) -> int:
@@ -38,7 +40,6 @@ class Load:
 
 
 REHEARSAL = Load(page_size=16, batches=(1, 2), decode_context=40, prefill_tokens=70, prefill_contexts=(0, 33), rounds=2)
-FORMATS = ("nvfp4", "fp8", "bf16")
 
 
 @torch.inference_mode()
@@ -55,7 +56,7 @@ def run_speed(
     it is not given."""
     torch.manual_seed(report.seed)
     head_seconds = _head(config, kernels, load, peaks, report)
-    for format_name in FORMATS:
+    for format_name in load.formats:
         if budget.is_used:
             report.skipped(SECTION, f"{format_name} layers and what follows", budget.why)
             return
@@ -202,9 +203,9 @@ def _compare_graphs(
                 if is_replayed
                 else eager_step(stack, state, layout, device_ids)
             )
-            found[f"logits of step {i}"] = step().float().cpu()
-        found["states"] = state.recurrent[0].cpu()
-        found["keys and values"] = state.kv[0].float().cpu()
+            found[f"logits of step {i}"] = step().float().cpu().clone()
+        found["states"] = state.recurrent[0].cpu().clone()
+        found["keys and values"] = state.kv[0].float().cpu().clone()
         return found
 
     trial = Trial("decode step as a graph", f"{format_name}, {len(steps)} steps", lambda _: {})
