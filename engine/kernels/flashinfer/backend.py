@@ -15,7 +15,7 @@ from engine.kernels.device import DeviceTraits
 from engine.kernels.flashinfer import delta
 from engine.kernels.flashinfer.attention import AttentionShape, PagedAttention, apply_rope
 from engine.kernels.flashinfer.checks import aligned, expect
-from engine.kernels.flashinfer.conv import causal_conv
+from engine.kernels.flashinfer.conv import CausalConv
 from engine.kernels.flashinfer.library import Library, dsl_trouble
 from engine.kernels.flashinfer.plan import Arena, StepPlan, bind, ints_of, plan_on_host
 from engine.kernels.flashinfer.sampling import sample
@@ -69,15 +69,19 @@ class FlashinferKernels:
         self._kv_dtype = dtype if kv_dtype is None else kv_dtype
         self._config = config
         self._library = library
+        width = self._conv_width
+        self._conv = None if width is None else CausalConv(device, dtype, width)
         self._support = choose(
             traits,
             config,
+            conv_trouble="" if self._conv is None else self._conv.trouble,
             cuda_version=torch.version.cuda if on_gpu else None,
             dsl_trouble=dsl_trouble(traits) if on_gpu else "",
         )
         for choice in self._support.choices:
             if choice.reason:
-                logger.info("%s is served by %s: %s", choice.kernel, choice.implementation, choice.reason)
+                level = logging.WARNING if on_gpu and choice.implementation.startswith("torch") else logging.INFO
+                logger.log(level, "%s is served by %s: %s", choice.kernel, choice.implementation, choice.reason)
         self._alternative = TorchKernels(dtype, device)
         self._linear = LinearRoom(device, dtype, traits, activations, library)
         self._attention = self._make_attention() if self._support.attention else None
@@ -210,7 +214,10 @@ class FlashinferKernels:
         return self._attention.attend(self._current_plan(), q, kv_cache, scale, scales)
 
     def causal_conv(self, x: torch.Tensor, weight: torch.Tensor, conv_states: torch.Tensor) -> torch.Tensor:
-        return causal_conv(self._current_plan(), x, weight, conv_states)
+        assert self._conv is not None, "a model without linear layers"
+        expect("conv weight", weight, (x.shape[1], conv_states.shape[2] + 1), x.dtype)
+        expect("conv_states", conv_states, (None, x.shape[1], None), x.dtype)
+        return self._conv.run(self._current_plan(), x, weight, conv_states)
 
     def gated_delta_rule(
         self,

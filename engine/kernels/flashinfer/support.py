@@ -57,9 +57,11 @@ def choose(
     *,
     cuda_version: str | None = None,
     dsl_trouble: str = "",
+    conv_trouble: str = "",
 ) -> Support:
     """`cuda_version` is what torch was built for, None where that does not matter; `dsl_trouble` is why flashinfer's
-    kernels in CuTe DSL cannot be compiled for this GPU, empty where they can."""
+    kernels in CuTe DSL cannot be compiled for this GPU, `conv_trouble` why our convolution in Triton does not serve;
+    empty where they do."""
     attention = _attention_trouble(traits, config)
     rope = _rope_trouble(traits, config)
     gdn = config.gated_delta_net
@@ -79,7 +81,10 @@ def choose(
         ),
     ]
     if gdn is not None:
-        choices += [KernelChoice("causal_conv", "torch on the device", _NO_CONV), *_gdn_choices(decode, prefill)]
+        choices += [
+            _choice("causal_conv", "triton", "torch, without the host", conv_trouble),
+            *_gdn_choices(decode, prefill),
+        ]
     return Support(
         attention=not attention,
         rope=not rope,
@@ -98,7 +103,6 @@ _FUSED = (
     ("sample", "softmax, top_k_renorm_probs, top_p_renorm_probs"),
 )
 _NO_GATED_NORM = "flashinfer's norm with a gate multiplies by its sigmoid"
-_NO_CONV = "flashinfer's causal_conv1d is for SM100 and SM103, width 4, and captures no states"
 
 
 def _gdn_choices(decode: str, prefill: str) -> tuple[KernelChoice, KernelChoice]:
