@@ -264,11 +264,13 @@ class _Division:
     def _checkpoint_slots(self, pages: int | None) -> int:
         """As many as go with `pages`, or with all the pages that fit beside them."""
         room = self.left - self.options.max_concurrency * self.slot_bytes
-        pages_per_slot = TOKENS_PER_CHECKPOINT / self.page_size
         if pages is None:
-            fitting = int(room / (pages_per_slot * self.page_bytes + self.slot_bytes))
-            return min(fitting, int(MAX_AUTOMATIC_PAGES / pages_per_slot))
-        return min((room - pages * self.page_bytes) // self.slot_bytes, int(pages / pages_per_slot))
+            each = TOKENS_PER_CHECKPOINT * self.page_bytes + self.page_size * self.slot_bytes
+            return min(self.page_size * room // each, self._slots_of(MAX_AUTOMATIC_PAGES))
+        return min((room - pages * self.page_bytes) // self.slot_bytes, self._slots_of(pages))
+
+    def _slots_of(self, pages: int) -> int:
+        return pages * self.page_size // TOKENS_PER_CHECKPOINT
 
     def _asked_pages(self) -> int | None:
         options, left = self.options, self.left_for_pages

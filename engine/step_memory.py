@@ -25,8 +25,8 @@ vLLM's logs show 0.4 MiB (1B, 16 layers: 0.21 GiB for 35 sizes) to 0.8 MiB a lay
 RESERVE_BYTES = 512 * _MIB
 """Left alone on a GPU, whatever its size: cuBLAS's workspaces (32 MiB a stream), modules that are loaded when they are
 first called, the driver's stacks."""
-RESERVE_SHARE = 0.02
-"""And this share of what there is beside the weights: the allocator's rounding and fragmentation, and the errors of
+RESERVE_PERCENT = 2
+"""And so much of what there is beside the weights: the allocator's rounding and fragmentation, and the errors of
 what is estimated here. It gives its own cache back before it fails, so too little is slow before it is fatal."""
 
 
@@ -70,8 +70,8 @@ def activation_part(config: ModelConfig, chunk: int, max_concurrency: int) -> Pa
 
 
 def reserve_part(available_bytes: int) -> Part:
-    nbytes = RESERVE_BYTES + int(available_bytes * RESERVE_SHARE)
-    how = f"{RESERVE_BYTES // _MIB} MiB and {RESERVE_SHARE:.0%} of what the weights leave, for the allocator and cuBLAS"
+    nbytes = RESERVE_BYTES + available_bytes * RESERVE_PERCENT // 100
+    how = f"{RESERVE_BYTES // _MIB} MiB and {RESERVE_PERCENT}% of what the weights leave, for the allocator and cuBLAS"
     return Part("reserve", nbytes, how)
 
 

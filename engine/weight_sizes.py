@@ -112,7 +112,7 @@ def size_weights(
     kept = {name: tensors for name, tensors in found.items() if tensors is not None}
     rotary = config.max_position_embeddings * config.rope.rotary_dim
     rope = Part("  rotary table", rotary * FLOAT_BYTES, f"{config.max_position_embeddings:,} positions in float32")
-    return WeightSizes((*_parts(kept.values(), element_bytes), rope), _staging_bytes(kept))
+    return WeightSizes((*_parts(kept.values(), element_bytes), rope), _staging_bytes(kept, traits))
 
 
 def _is_loaded(name: str, config: ModelConfig) -> bool:
@@ -178,10 +178,14 @@ def _how(form: Form, element_bytes: int) -> str:
     }[form]
 
 
-def _staging_bytes(found: Mapping[str, _Tensors]) -> int:
-    """Twice the largest block: its layers as they come, beside what they are made into."""
+def _staging_bytes(found: Mapping[str, _Tensors], traits: DeviceTraits) -> int:
+    """Twice the largest block: its layers as they come, beside what they are made into. A GPU unpacks a layer in two
+    float32 copies besides; the CPU does so piece by piece."""
     blocks: dict[str, int] = defaultdict(int)
+    unpacked = [0]
     for name, tensors in found.items():
         if tensors.form not in (Form.EMBEDDING, Form.OTHER):
             blocks[".".join(name.split(".")[:-2])] += tensors.nbytes
-    return 2 * max(blocks.values(), default=0)
+        if tensors.form is Form.UNPACKED and traits.is_cuda:
+            unpacked.append(tensors.values)
+    return 2 * max(blocks.values(), default=0) + 2 * FLOAT_BYTES * max(unpacked)
