@@ -12,7 +12,7 @@ CONTEXT_BYTES = 2**29
 5090 (`non_torch_memory`). On a GPU that is there, it is no longer free when the plan is made."""
 
 _GIB = 2**30
-_KNOWN = {
+KNOWN_GPUS = {
     "rtx4090": DeviceTraits("NVIDIA GeForce RTX 4090", (8, 9), int(23.6 * _GIB), 128),
     "rtx5090": DeviceTraits("NVIDIA GeForce RTX 5090", (12, 0), int(31.3 * _GIB), 170),
     "h100": DeviceTraits("NVIDIA H100 80GB", (9, 0), int(79.1 * _GIB), 132),
@@ -27,13 +27,13 @@ def find_gpu_traits(text: str, total_bytes: int | None = None) -> DeviceTraits:
 
     `total_bytes` overrules what is known. Raises UnusableOptionError that names what is known.
     """
-    known = _KNOWN.get(re.sub(r"[^a-z0-9.]", "", text.lower()))
+    known = KNOWN_GPUS.get(re.sub(r"[^a-z0-9.]", "", text.lower()))
     capability = re.fullmatch(r"([0-9]+)\.([0-9])", text)
     if known is not None:
         return DeviceTraits(known.name, known.capability, total_bytes or known.total_bytes, known.multiprocessors)
     if capability is None:
         raise UnusableOptionError(
-            f"--gpu is {text!r}; expected {', '.join(_KNOWN)}, or a compute capability such as 9.0 with --memory"
+            f"--gpu is {text!r}; expected {', '.join(KNOWN_GPUS)}, or a compute capability such as 9.0 with --memory"
         )
     if total_bytes is None:
         raise UnusableOptionError(f"--gpu {text} says nothing of its memory; give it with --memory, e.g. 80GB")

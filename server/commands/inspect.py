@@ -44,7 +44,7 @@ def inspect(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="plan for this GPU, which need not be here: h200, h100, rtxpro6000, rtx5090, rtx4090, or a compute "
+            help="plan for this GPU, which need not be here: rtx4090, rtx5090, h100, rtxpro6000, h200, or a compute "
             "capability such as 9.0 with --memory",
             metavar="NAME",
         ),

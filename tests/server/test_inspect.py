@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.gpus import KNOWN_GPUS
 from server.cli import run
 from tests.engine.sparse_checkpoint import write_sparse_27b
 from tests.server.printed import printed_bytes
@@ -88,6 +89,12 @@ def test_fp8_layers_are_unpacked_where_activations_stay_in_bf16(planned, big_mod
 def test_what_cannot_be_gets_its_code_and_says_what_it_needs(capsys, big_model, arguments, code, said):
     assert run(["inspect", str(big_model), *arguments]) == code
     assert said in capsys.readouterr().err
+
+
+def test_the_help_names_each_gpu_that_is_known(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    run(["inspect", "--help"])
+    assert f"{', '.join(KNOWN_GPUS)}, or a" in capsys.readouterr().out
 
 
 def test_without_a_device_the_conversations_are_counted_and_no_plan_is_made(capsys, tiny_model):
