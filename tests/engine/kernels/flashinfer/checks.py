@@ -10,10 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from engine.kernels import BatchLayout, KvScales
+from engine.kernels import BatchLayout, KvScales, SamplingBatch
+from engine.kernels.torch.linear import dense_weight
+from engine.kernels.torch.sampling import philox_uniform
 from engine.models.config import RopeConfig
 from engine.models.rope import cos_sin_cache
 from tests.engine.kernels.flashinfer.rig import CASES, PAGES, STATE_CASES, Case, Rig, kv_pages, slot_pool
+from tests.engine.kernels.linear.samples import fp8, nvfp4
 
 FP8 = torch.float8_e4m3fn
 SCALES = KvScales(k=0.25, v=2.0)
@@ -239,6 +242,58 @@ def check_decodes_in_buffers(rig: Rig) -> None:
         _check_gated_delta_rule(rig, replace(case, slots=(7, 3, 9, 0, 4)), name)
 
 
+def check_linear(rig: Rig) -> None:
+    """The classes that flashinfer serves stay in service after their trial, and multiply by what the weights say.
+
+    How far from it is theirs: activations are rounded to 4 or 8 bits. tests/engine/kernels/linear holds them closer.
+    """
+    if rig.dtype != torch.bfloat16:
+        return
+    cases = (
+        ("sm100", [nvfp4(128, input_scale=0.01), nvfp4(64, size=3.0, input_scale=0.02)], "mm_fp4", 0.2),
+        ("sm90", [fp8(64, input_scale=0.02), fp8(32, by_row=True)], "bmm_fp8", 0.1),
+    )
+    for architecture, shards, kind, noise in cases:
+        other = rig.on(architecture)
+        layer, x = other.kernels.prepare_linear(shards), other.draw(5, shards[0].in_features)
+        is_served = kind in layer.kind and "dequantised" not in layer.kind
+        assert is_served, f"{architecture}: served by {layer.kind}"
+        expected = torch.cat([x.float() @ dense_weight(shard).float().t() for shard in shards], dim=1)
+        got = other.kernels.linear(x, layer).float()
+        error = float((got - expected).norm() / expected.norm())
+        assert error < noise, f"{architecture}, {layer.kind}: {error:.2g}"
+
+
+def check_sample(rig: Rig) -> None:
+    """Each row's own temperature, top-k, top-p and min-p, and a random number of its seed and offset alone."""
+    options = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.5, 5, 1.0, 0.0), (2.0, 20, 0.6, 0.0), (1.5, 0, 0.9, 0.2)]
+    logits = torch.randn(len(options), 64, generator=rig.random) * 2
+    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*options, strict=True))
+    for seed in range(40):
+        seeds = torch.arange(len(options)) + 10 * seed
+        batch = SamplingBatch(temperature, top_k.int(), top_p, min_p, seeds, torch.full_like(seeds, 3))
+        expected = [_pick(row, *own, int(seeds[i])) for i, (row, own) in enumerate(zip(logits, options, strict=True))]
+        got = rig.kernels.sample(logits, batch)
+        assert got.tolist() == expected, f"seed {seed}: {got.tolist()}, expected {expected}"
+
+
+def _pick(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> int:
+    """The token at which the random number's share of what is left is passed, in the order of ids."""
+    if temperature == 0:
+        return int(logits.argmax())
+    probs = (logits.double() / temperature).softmax(-1)
+    order = probs.argsort(descending=True)
+    if top_k:
+        probs[order[top_k:]] = 0.0
+        probs /= probs.sum()
+    before = torch.zeros_like(probs)
+    before[order] = probs[order].cumsum(0) - probs[order]
+    probs[before >= top_p] = 0.0
+    probs[probs < min_p * probs.max()] = 0.0
+    cumulative = probs.cumsum(0)
+    return int((cumulative <= philox_uniform(seed, 3) * cumulative[-1]).sum())
+
+
 CHECKS: dict[str, Callable[[Rig], None]] = {
     check.__name__.removeprefix("check_"): check
     for check in (
@@ -259,5 +314,17 @@ CHECKS: dict[str, Callable[[Rig], None]] = {
         check_gated_delta_rule_of_prefills,
         check_captures,
         check_decodes_in_buffers,
+        check_linear,
+        check_sample,
     )
 }
+PARTS = {
+    "attention_of_prefills",
+    "attention_of_decodes",
+    "gated_delta_rule_of_decodes",
+    "gated_delta_rule_of_prefills",
+    "captures",
+}
+"""Of other checks: what the table of mutations needs of them."""
+BY_ARCHITECTURE = {"attention", "gated_delta_rule", "decodes_in_buffers"}
+"""Where the backend chooses by the architecture."""

@@ -73,11 +73,18 @@ def signature(name: str) -> inspect.Signature:
 
 
 def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name, as given. Raises ContractError for one that the installed function has not."""
+    """The arguments by name, as given. Raises ContractError for one that the installed function has not, and for a
+    tensor where it is annotated to take none."""
+    parameters = signature(name)
     try:
-        return dict(signature(name).bind(*args, **kwargs).arguments)
+        arguments = dict(parameters.bind(*args, **kwargs).arguments)
     except TypeError as error:
         raise ContractError(f"{name}: {error}") from error
+    for key, value in arguments.items():
+        annotation = parameters.parameters[key].annotation
+        takes_tensors = annotation is inspect.Parameter.empty or "Tensor" in str(annotation)
+        require(takes_tensors or not isinstance(value, torch.Tensor), f"{name}: {key} is {annotation}, got a tensor")
+    return arguments
 
 
 def with_defaults(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +127,7 @@ def check_template(template: TraceTemplate, arguments: dict[str, Any]) -> dict[s
         if spec.tuple_idx is not None and isinstance(value, (tuple, list)):
             value = value[spec.tuple_idx]
         if not isinstance(value, torch.Tensor):
-            require(value is None and (spec.optional or (spec.param or key) not in arguments), f"{key} is no tensor")
+            require(value is None, f"{key} is no tensor")
             continue
         require(value.dim() == len(spec.dim_names), f"{key} must be {spec.dim_names}, got {tuple(value.shape)}")
         for axis, size in zip(spec.dim_names, value.shape, strict=True):

@@ -47,9 +47,12 @@ def chunk_gated_delta_rule(
     result = torch.empty(len(q), max(q.shape[1], v.shape[1]), HEAD_DIM, dtype=q.dtype) if output is None else output
     # Read first, written last: a kernel gives no order between its sequences.
     reads = [_read(initial_state, i if indices is None else int(indices[i])) for i in range(len(cu_seqlens) - 1)]
-    finals: list[torch.Tensor] = []
+    finals: list[torch.Tensor | None] = []
     for i, (start, end) in enumerate(itertools.pairwise(cu_seqlens.tolist())):
         state, prefix = reads[i], 0 if prefixes is None else int(prefixes[i])
+        if start == end:
+            finals.append(None)
+            continue
         due = [at for at in range(start + 1, end) if every and (prefix + at - start) % every == 0]
         for nth, (first, last) in enumerate(itertools.pairwise([start, *due, end])):
             state = _piece(slice(first, last), q, k, v, state, result, rest)
@@ -59,11 +62,12 @@ def chunk_gated_delta_rule(
     if not output_final_state:
         return result
     if output_state is None:
-        return result, torch.cat(finals)
+        require(None not in finals, "no reference for an empty sequence without a pool")
+        return result, torch.cat([state for state in finals if state is not None])
+    rows = write_indices if write_indices is not None else indices
     for i, state in enumerate(finals):
-        rows = write_indices if write_indices is not None else indices
         row = i if rows is None else int(rows[i])
-        if row >= 0 and int(cu_seqlens[i + 1]) > int(cu_seqlens[i]):
+        if row >= 0 and state is not None:
             output_state[row] = state[0].to(output_state.dtype)
     return result, output_state
 

@@ -68,10 +68,9 @@ def append_paged_kv_cache(
     keys, values = paged_kv_cache if isinstance(paged_kv_cache, tuple) else paged_kv_cache.unbind(1)
     named = {"append_key": append_key, "append_value": append_value, **rest}
     axes = check_template(templates("append_paged_kv_cache")[0], {**named, "paged_kv_cache": keys})
-    require(rest["kv_layout"] == "NHD" or axes["page_size"] != axes["num_kv_heads"], "the layouts cannot be told apart")
-    inner = (axes["page_size"], axes["num_kv_heads"])
+    heads_dim = 2 if rest["kv_layout"] == "NHD" else 1
+    require(keys.shape[heads_dim] == append_key.shape[1], f"the cache has shape {tuple(keys.shape)}")
     require(values.shape == keys.shape and values.stride() == keys.stride(), "keys and values differ in layout")
-    require(keys.shape[1:3] == inner, f"the cache has shape {tuple(keys.shape)}")
     # page.cu takes the type of the cache for that of the new keys and values, and int32 for all indices.
     check_activations(keys.dtype, append_key=append_key, append_value=append_value, keys=keys, values=values)
     require(keys.dtype in (dtype, torch.float8_e4m3fn), f"the cache is {keys.dtype}")

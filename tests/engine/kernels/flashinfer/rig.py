@@ -25,6 +25,7 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 
 HOPPER = DeviceTraits("an H100", (9, 0), total_bytes=80 << 30, multiprocessors=132)
 ARCHITECTURES = {
+    "sm89": DeviceTraits("an L40S", (8, 9), total_bytes=48 << 30, multiprocessors=142),
     "sm90": HOPPER,
     "sm100": DeviceTraits("a B200", (10, 0), total_bytes=180 << 30, multiprocessors=148),
     "sm120": DeviceTraits("an RTX PRO 6000", (12, 0), total_bytes=96 << 30, multiprocessors=188),
@@ -71,6 +72,10 @@ class Rig:
         """The same backend for a model with other heads."""
         heads = replace(CONFIG.attention, num_q_heads=q_heads, num_kv_heads=kv_heads, head_dim=head_dim)
         return make_rig(self.dtype, self.traits, config=replace(CONFIG, attention=heads), alter=self.alter)
+
+    def on(self, architecture: str) -> Rig:
+        """The same backend on another GPU."""
+        return make_rig(self.dtype, ARCHITECTURES[architecture], alter=self.alter)
 
     def plan(self, layout: BatchLayout) -> None:
         self.kernels.plan(layout)
