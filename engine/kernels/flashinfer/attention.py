@@ -29,8 +29,6 @@ class AttentionShape:
 
     heads: AttentionConfig
     dtype: torch.dtype
-    kv_dtype: torch.dtype
-    """What the first step is planned for; later ones for what the pages were seen to be."""
     prefill_backend: str
     """flashinfer's name; decodes always take `fa2`, whose plan a captured graph can follow."""
 
@@ -53,7 +51,8 @@ class PagedAttention:
         self._eager_decode = self._make_decode()
         self._decode = self._eager_decode
         self._num_wrappers = 2
-        self._kv_dtype = shape.kv_dtype
+        self._kv_dtype = shape.dtype
+        """What the pages were last seen to hold; planned for until a layer shows another."""
         self._fixed_decode: object | None = None
         self._fence = Fence(device)
 

@@ -57,16 +57,12 @@ class FlashinferKernels:
         library: Library,
         traits: DeviceTraits,
         activations: Activations = "auto",
-        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`kv_dtype` is that of the KV pages: `dtype` if it is not given. A plan for another is made anew as soon as a
-        layer shows its pages."""
         on_gpu = device.type == "cuda"
         if on_gpu and dtype not in _CUDA_DTYPES:
             raise ValueError(f"flashinfer computes in {' or '.join(map(str, _CUDA_DTYPES))} on a GPU, not in {dtype}")
         self.device = device
         self.dtype = dtype
-        self._kv_dtype = dtype if kv_dtype is None else kv_dtype
         self._config = config
         self._library = library
         width = self._conv_width
@@ -90,7 +86,7 @@ class FlashinferKernels:
         self._plan: StepPlan | None = None
 
     def _make_attention(self) -> PagedAttention:
-        shape = AttentionShape(self._config.attention, self.dtype, self._kv_dtype, self._support.prefill_backend)
+        shape = AttentionShape(self._config.attention, self.dtype, self._support.prefill_backend)
         return PagedAttention(self._library, self.device, shape)
 
     @property
@@ -148,6 +144,9 @@ class FlashinferKernels:
     @property
     def _decodes_by_chunks(self) -> bool:
         return self._support.gdn_prefill and not self._support.gdn_decode
+
+    def describe_layers(self) -> tuple[str, ...]:
+        return tuple(map(str, self._linear.census()))
 
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> PreparedLinear:
         return self._linear.prepare(shards)
