@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
 from engine.kernels.device import DeviceTraits
 from engine.kernels.flashinfer.library import Library
 from engine.kernels.linear.product import (
+    add_bias,
+    beside,
     denied,
     dtype_name,
     positive_scale,
@@ -36,15 +39,23 @@ _BACKEND = "cublas"
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Product:
-    """weight [out, in] float8_e4m3fn; one scale for each side, and what single rows have beyond that."""
+class Part:
+    """Rows that share a weight scale, or have one each."""
 
-    library: Library
     weight: torch.Tensor
-    weight_scale: torch.Tensor
+    """[out, in] float8_e4m3fn."""
+    scale: torch.Tensor
     """[1] float32; 1 where each row has its own."""
     channel_scale: torch.Tensor | None
     """[out] float32, or None where one scale serves all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Product:
+    """Activations are rounded once, and multiplied by each part."""
+
+    library: Library
+    parts: tuple[Part, ...]
     input_scale: torch.Tensor
     """[1] float32; 1 where each row of activations brings its own."""
     is_dynamic: bool
@@ -53,32 +64,34 @@ class Fp8Product:
 
     @property
     def out_features(self) -> int:
-        return self.weight.shape[0]
+        return sum(part.weight.shape[0] for part in self.parts)
 
     @property
     def in_features(self) -> int:
-        return self.weight.shape[1]
+        return self.parts[0].weight.shape[1]
 
     @property
     def nbytes(self) -> int:
-        return total_bytes(self.weight, self.channel_scale, self.bias)
+        return total_bytes(self.bias) + sum(total_bytes(part.weight, part.channel_scale) for part in self.parts)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         steps = row_steps(x, E4M3_MAX) if self.is_dynamic else self.input_scale
         rounded = x.float().div_(steps).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        out = beside([self._multiply(rounded, part) for part in self.parts])
+        if self.is_dynamic:
+            out = out.mul_(steps)
+        return add_bias(out, self.bias)
+
+    def _multiply(self, rounded: torch.Tensor, part: Part) -> torch.Tensor:
         out: torch.Tensor = self.library.bmm_fp8(
             A=rounded.unsqueeze(0),
-            B=self.weight.t().unsqueeze(0),
+            B=part.weight.t().unsqueeze(0),
             A_scale=self.input_scale,
-            B_scale=self.weight_scale,
+            B_scale=part.scale,
             dtype=torch.bfloat16,
             backend=_BACKEND,
         ).squeeze(0)
-        if self.is_dynamic:
-            out = out.mul_(steps)
-        if self.channel_scale is not None:
-            out = out.mul_(self.channel_scale)
-        return out if self.bias is None else out.add_(self.bias)
+        return out if part.channel_scale is None else out.mul_(part.channel_scale)
 
 
 class Fp8:
@@ -116,28 +129,31 @@ class Fp8:
 
     def key(self, shard: LinearWeight) -> Hashable:
         assert isinstance(shard, Fp8Weight)
-        weight_scale = "by row" if shard.scale.numel() > 1 else float(shard.scale)
-        return weight_scale, None if shard.input_scale is None else float(shard.input_scale)
+        return None if shard.input_scale is None else float(shard.input_scale)
 
     def prepare(self, shards: Sequence[LinearWeight]) -> Fp8Product:
         weights = [shard for shard in shards if isinstance(shard, Fp8Weight)]
         assert len(weights) == len(shards), "the class was asked to prepare what it does not support"
         first = weights[0]
-        is_by_row = first.scale.numel() > 1
-        input_scale = first.input_scale
+        step = 1.0 if first.input_scale is None else positive_scale(first.input_scale, first, "its input scale")
         return Fp8Product(
             library=self._library,
-            weight=stack_rows([weight.weight for weight in weights], self._device),
-            weight_scale=scalar(1.0 if is_by_row else positive_scale(first.scale, first, "its scale"), self._device),
-            channel_scale=_channel_scales(weights, self._device) if is_by_row else None,
-            input_scale=scalar(
-                1.0 if input_scale is None else positive_scale(input_scale, first, "its input scale"), self._device
-            ),
-            is_dynamic=input_scale is None,
+            parts=tuple(self._prepare_part(list(group)) for _, group in groupby(weights, _weight_scale)),
+            input_scale=scalar(step, self._device),
+            is_dynamic=first.input_scale is None,
             bias=stack_biases(shards, self._dtype, self._device),
             kind=self.kind_of(first),
         )
 
+    def _prepare_part(self, weights: Sequence[Fp8Weight]) -> Part:
+        first = weights[0]
+        weight = stack_rows([weight.weight for weight in weights], self._device)
+        if _weight_scale(first) is None:
+            scales = stack_rows([weight.scale.float().view(-1) for weight in weights], self._device)
+            return Part(weight, scalar(1.0, self._device), scales)
+        return Part(weight, scalar(positive_scale(first.scale, first, "its scale"), self._device), None)
 
-def _channel_scales(weights: Sequence[Fp8Weight], device: torch.device) -> torch.Tensor:
-    return stack_rows([weight.scale.float().view(-1) for weight in weights], device)
+
+def _weight_scale(weight: Fp8Weight) -> float | None:
+    """None where each row has its own."""
+    return float(weight.scale) if weight.scale.numel() == 1 else None

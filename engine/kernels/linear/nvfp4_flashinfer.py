@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
 from engine.kernels.device import DeviceTraits
 from engine.kernels.flashinfer.library import Library
 from engine.kernels.linear.product import (
+    add_bias,
+    beside,
     denied,
     dtype_name,
+    nvfp4_shards,
     positive_scale,
     row_steps,
     scalar,
@@ -49,15 +53,23 @@ _TILE_ROWS, _TILE_COLUMNS = 128, 64
 
 
 @dataclass(frozen=True, slots=True)
-class W4A4Product:
-    """packed [out, in / 2] uint8, scales in 128x4 tiles, one alpha."""
+class W4A4Part:
+    """Rows that share a global scale."""
 
-    library: Library
     packed: torch.Tensor
+    """[out, in / 2] uint8."""
     scale: torch.Tensor
-    """[out to 128, in / 16 to 4] uint8: the bytes of the tiles, one after the other."""
+    """[out to 128, in / 16 to 4] uint8: the bytes of the 128x4 tiles, one after the other."""
     alpha: torch.Tensor
     """[1] float32: input_scale * global_scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class W4A4Product:
+    """Activations are rounded once, and multiplied by each part."""
+
+    library: Library
+    parts: tuple[W4A4Part, ...]
     input_factor: torch.Tensor
     """[1] float32: 1 / input_scale, or 1 where each row brings its own."""
     is_dynamic: bool
@@ -66,33 +78,36 @@ class W4A4Product:
 
     @property
     def out_features(self) -> int:
-        return self.packed.shape[0]
+        return sum(part.packed.shape[0] for part in self.parts)
 
     @property
     def in_features(self) -> int:
-        return self.packed.shape[1] * 2
+        return self.parts[0].packed.shape[1] * 2
 
     @property
     def nbytes(self) -> int:
-        return total_bytes(self.packed, self.scale, self.bias)
+        return total_bytes(self.bias) + sum(total_bytes(part.packed, part.scale) for part in self.parts)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         if not self.is_dynamic:
-            return _add_bias(self._multiply(x.contiguous()), self.bias)
+            return add_bias(self._multiply(x.contiguous()), self.bias)
         steps = row_steps(x, NVFP4_RANGE)
-        return _add_bias(self._multiply((x / steps).to(x.dtype)).mul_(steps), self.bias)
+        return add_bias(self._multiply((x / steps).to(x.dtype)).mul_(steps), self.bias)
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         rounded, scale = self.library.nvfp4_quantize(a=x, a_global_sf=self.input_factor)
-        result: torch.Tensor = self.library.mm_fp4(
-            a=rounded,
-            b=self.packed.t(),
-            a_descale=scale,
-            b_descale=self.scale.t(),
-            alpha=self.alpha,
-            out_dtype=torch.bfloat16,
-        )
-        return result
+        products: list[torch.Tensor] = [
+            self.library.mm_fp4(
+                a=rounded,
+                b=part.packed.t(),
+                a_descale=scale,
+                b_descale=part.scale.t(),
+                alpha=part.alpha,
+                out_dtype=torch.bfloat16,
+            )
+            for part in self.parts
+        ]
+        return beside(products)
 
 
 class Nvfp4W4A4:
@@ -132,22 +147,28 @@ class Nvfp4W4A4:
 
     def key(self, shard: LinearWeight) -> Hashable:
         assert isinstance(shard, Nvfp4Weight)
-        return float(shard.global_scale), None if shard.input_scale is None else float(shard.input_scale)
+        return None if shard.input_scale is None else float(shard.input_scale)
 
     def prepare(self, shards: Sequence[LinearWeight]) -> W4A4Product:
-        weights = _nvfp4(shards)
-        global_scale = positive_scale(weights[0].global_scale, weights[0], "its global scale")
-        input_scale = weights[0].input_scale
-        step = 1.0 if input_scale is None else positive_scale(input_scale, weights[0], "its input scale")
+        weights = nvfp4_shards(shards)
+        first = weights[0]
+        step = 1.0 if first.input_scale is None else positive_scale(first.input_scale, first, "its input scale")
+        groups = (list(group) for _, group in groupby(weights, lambda weight: float(weight.global_scale)))
         return W4A4Product(
             library=self._library,
+            parts=tuple(self._prepare_part(group, step) for group in groups),
+            input_factor=scalar(1.0 / step, self._device),
+            is_dynamic=first.input_scale is None,
+            bias=stack_biases(shards, self._dtype, self._device),
+            kind=self.kind_of(first),
+        )
+
+    def _prepare_part(self, weights: Sequence[Nvfp4Weight], step: float) -> W4A4Part:
+        global_scale = positive_scale(weights[0].global_scale, weights[0], "its global scale")
+        return W4A4Part(
             packed=stack_rows([weight.packed for weight in weights], self._device),
             scale=swizzled_scales(weights, self._device, self._library),
             alpha=scalar(step * global_scale, self._device),
-            input_factor=scalar(1.0 / step, self._device),
-            is_dynamic=input_scale is None,
-            bias=stack_biases(shards, self._dtype, self._device),
-            kind=self.kind_of(weights[0]),
         )
 
 
@@ -174,7 +195,7 @@ class W4A16Product:
         out: torch.Tensor = self.library.mm_bf16_fp4(
             a=x.contiguous(), b=self.weight, b_descale=self.scale, alpha=self.alpha, backend=self.backend
         )
-        return _add_bias(out, self.bias)
+        return add_bias(out, self.bias)
 
 
 class Nvfp4W4A16:
@@ -212,7 +233,7 @@ class Nvfp4W4A16:
         return float(shard.global_scale)
 
     def prepare(self, shards: Sequence[LinearWeight]) -> W4A16Product:
-        weights = _nvfp4(shards)
+        weights = nvfp4_shards(shards)
         global_scale = positive_scale(weights[0].global_scale, weights[0], "its global scale")
         packed = stack_rows([weight.packed for weight in weights], self._device)
         weight, scale, alpha = self._library.prepare_bf16_fp4_weights(
@@ -240,16 +261,6 @@ def swizzled_scales(weights: Sequence[Nvfp4Weight], device: torch.device, librar
     tiles: torch.Tensor = library.nvfp4_block_scale_interleave(linear)
     rows, columns = linear.shape
     return tiles.view(_round_up(rows, 128), _round_up(columns, 4))
-
-
-def _nvfp4(shards: Sequence[LinearWeight]) -> list[Nvfp4Weight]:
-    weights = [shard for shard in shards if isinstance(shard, Nvfp4Weight)]
-    assert len(weights) == len(shards), "the class was asked to prepare what it does not support"
-    return weights
-
-
-def _add_bias(out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return out if bias is None else out.add_(bias)
 
 
 def _round_up(value: int, multiple: int) -> int:

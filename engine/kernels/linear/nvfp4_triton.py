@@ -11,7 +11,15 @@ from importlib.util import find_spec
 import torch
 
 from engine.kernels.device import DeviceTraits
-from engine.kernels.linear.product import dtype_name, positive_scale, stack_biases, stack_rows, total_bytes
+from engine.kernels.linear.product import (
+    add_bias,
+    dtype_name,
+    nvfp4_shards,
+    positive_scale,
+    stack_biases,
+    stack_rows,
+    total_bytes,
+)
 from engine.options import Activations
 from engine.weights.formats import LinearWeight, Nvfp4Weight
 
@@ -47,7 +55,7 @@ class TritonProduct:
         kernel = importlib.import_module("engine.kernels.linear.w4a16_kernel")
         rows = x if x.stride(-1) == 1 else x.contiguous()
         out: torch.Tensor = kernel.multiply(rows, self.packed, self.scale, self.row_scale, self.multiprocessors)
-        return out if self.bias is None else out.add_(self.bias)
+        return add_bias(out, self.bias)
 
 
 class Nvfp4Triton:
@@ -85,8 +93,7 @@ class Nvfp4Triton:
         return None
 
     def prepare(self, shards: Sequence[LinearWeight]) -> TritonProduct:
-        weights = [shard for shard in shards if isinstance(shard, Nvfp4Weight)]
-        assert len(weights) == len(shards), "the class was asked to prepare what it does not support"
+        weights = nvfp4_shards(shards)
         scales = [positive_scale(weight.global_scale, weight, "its global scale") for weight in weights]
         rows = torch.tensor([weight.out_features for weight in weights])
         return TritonProduct(

@@ -11,7 +11,7 @@ import torch
 from engine.errors import WeightsError
 from engine.kernels.device import DeviceTraits
 from engine.options import Activations
-from engine.weights.formats import DenseWeight, Fp8Weight, LinearWeight
+from engine.weights.formats import DenseWeight, Fp8Weight, LinearWeight, Nvfp4Weight
 
 
 class Product(Protocol):
@@ -86,9 +86,7 @@ class Stack:
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, in] -> [n, out]."""
-        if len(self.products) == 1:
-            return self.products[0].apply(x)
-        return torch.cat([product.apply(x) for product in self.products], dim=1)
+        return beside([product.apply(x) for product in self.products])
 
 
 def format_name(shard: LinearWeight) -> str:
@@ -99,6 +97,22 @@ def format_name(shard: LinearWeight) -> str:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return "bf16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+
+
+def nvfp4_shards(shards: Sequence[LinearWeight]) -> list[Nvfp4Weight]:
+    weights = [shard for shard in shards if isinstance(shard, Nvfp4Weight)]
+    assert len(weights) == len(shards), "the class was asked to prepare what it does not support"
+    return weights
+
+
+def beside(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[n, ...] each -> all columns, in their order; a single one is not copied."""
+    return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), dim=1)
+
+
+def add_bias(out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """In place."""
+    return out if bias is None else out.add_(bias)
 
 
 def stack_biases(shards: Sequence[LinearWeight], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
