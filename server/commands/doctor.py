@@ -21,8 +21,7 @@ from server.listener import PortTakenError, listen
 from server.settings import Settings
 
 if TYPE_CHECKING:
-    import torch
-
+    from engine.kernels import Kernels
     from engine.models.config import ModelConfig
 
 _LITTLE_MEMORY_BYTES = 2**30
@@ -128,7 +127,7 @@ def _check_model(settings: Settings) -> Iterator[Finding]:
         yield from kernel_findings(kernels.choices)
         if kernels.device.type == "cuda":
             yield from linear_findings(settings)
-        memory = _plan_memory(folder, config, settings, kernels.device, kernels.dtype.itemsize)
+        memory = _plan_memory(folder, config, settings, kernels)
     except BackendUnavailableError as error:
         yield Finding("kernels", Verdict.BAD, str(error), "see the message", exit_code_of(error))
     except EngineError as error:
@@ -141,23 +140,24 @@ def _check_model(settings: Settings) -> Iterator[Finding]:
             yield Finding("model", Verdict.OK, found)
 
 
-def _plan_memory(
-    folder: Path, config: ModelConfig, settings: Settings, device: torch.device, element_bytes: int
-) -> str:
-    """How the memory would be divided, in one line. Raises what `serve` would."""
-    from engine.memory import available_memory_bytes, plan_memory, system_ram
-    from engine.weights.inspect import inspect_checkpoint
+def _plan_memory(folder: Path, config: ModelConfig, settings: Settings, kernels: Kernels) -> str:
+    """How the memory would be divided, in one line. Raises what `serve` would before it loads the weights."""
+    from engine.device_plan import plan_device
+    from engine.kernels.device import read_traits
+    from engine.memory import available_memory_bytes, system_ram
     from server.daemon import engine_options
 
-    available = available_memory_bytes(device) - inspect_checkpoint(folder).nbytes
-    return plan_memory(
+    traits, free = read_traits(kernels.device), available_memory_bytes(kernels.device)
+    return plan_device(
+        folder,
         config,
         engine_options(settings),
-        available,
-        element_bytes=element_bytes,
-        device_type=device.type,
+        traits,
+        total_bytes=traits.total_bytes or free,
+        free_bytes=free,
+        element_bytes=kernels.dtype.itemsize,
         ram=system_ram(),
-    ).describe()
+    ).memory.describe()
 
 
 def _plain(text: str) -> str:
