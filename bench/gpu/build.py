@@ -224,10 +224,21 @@ def modules(architecture: str) -> list[Module]:
             makers[f"prefill_fa2_{name}_{dim}"] = prefill(kv, dim)
         if architecture.startswith("9."):
             makers[f"prefill_fa3_bf16_{dim}"] = hopper(dim)
-    return [Module(name, name.split("_")[0], makers[name]) for name, _ in _catalog(architecture)]
+    return [Module(name, name.split("_")[0], makers[name]) for name, _ in catalog(architecture)]
 
 
-def _catalog(architecture: str) -> list[tuple[str, str]]:
+def compile_modules(architecture: str) -> tuple[int, float]:
+    """Build those that a model with grouped queries loads on the GPU that is here, at once and on all cores, where
+    flashinfer will look for them: how many, and seconds. Imports flashinfer; raises what its build raises."""
+    from flashinfer.jit.core import build_jit_specs
+
+    specs = [module.make() for module in modules(architecture) if module.kind != "decode"]
+    started = time.perf_counter()
+    build_jit_specs(specs, skip_prebuilt=True)
+    return len(specs), time.perf_counter() - started
+
+
+def catalog(architecture: str) -> list[tuple[str, str]]:
     """(name, kind) of every module, without flashinfer: what `--list` prints and `--only` chooses from."""
     attention = [
         f"{kernel}_{kv}_{dim}"
@@ -247,7 +258,7 @@ def _names(options: argparse.Namespace) -> list[tuple[str, str]]:
     found = {
         name: kind
         for architecture in options.architectures
-        for name, kind in _catalog(architecture)
+        for name, kind in catalog(architecture)
         if any(fnmatch.fnmatch(name, pattern) for pattern in options.only)
     }
     return list(found.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +21,13 @@ from rich.console import Console
 
 from bench.gpu.batches import Batch, random_batches
 from bench.gpu.budget import Budget
+from bench.gpu.build import compile_modules
 from bench.gpu.copies import run_copies
 from bench.gpu.demo import run_demo
 from bench.gpu.linear_trials import room_classes, run_backend_linears, run_class_linears
 from bench.gpu.machine import Machine, find_machine
 from bench.gpu.plain_trials import plain_trials, rope_trials
-from bench.gpu.report import Comparison, Report, Verdict, table_of_choices
+from bench.gpu.report import Comparison, Report, Verdict, figure_of, table_of_choices
 from bench.gpu.roofline import Peaks, measure_peaks
 from bench.gpu.sampling_trials import run_sampling
 from bench.gpu.shapes import DENSE_HEADS, HYBRID_27B, TINY, with_heads
@@ -37,7 +39,7 @@ from engine.kernels import Kernels
 from engine.kernels.torch import TorchKernels
 from engine.models.config import ModelConfig
 
-SECTIONS = ("kernels", "linear", "demo", "speed", "copies")
+SECTIONS = ("compile", "kernels", "linear", "demo", "speed", "copies")
 _BUDGET_SECONDS = 540.0
 _LEAST_DEVICE_BYTES = 12 * 2**30
 
@@ -106,6 +108,19 @@ class Check:
     def _broken(self, name: str, detail: str) -> None:
         self.report.compared(Comparison(name, "the section itself", "", None, None, Verdict.WRONG, detail))
 
+    def _compile(self) -> None:
+        """All of flashinfer's modules at once, on all cores; one after the other, when they are first called, they take
+        longer than all else. What was compiled before, or came in a package, is not compiled again."""
+        capability = self.machine.traits.capability
+        if self.library is None or self.machine.no_gpu or capability is None:
+            self.report.skipped("compile", "flashinfer's modules", self.machine.no_gpu or self.machine.no_flashinfer)
+            return
+        if shutil.which("nvcc") is None:
+            self.report.skipped("compile", "flashinfer's modules", "there is no nvcc; what is not there yet will fail")
+            return
+        count, seconds = compile_modules(f"{capability[0]}.{capability[1]}")
+        self.report.measured(figure_of("compile", f"compiling {count} modules of flashinfer", "s", [seconds]))
+
     def _kernels(self) -> None:
         config, seed = self.scale.config, self.report.seed
         candidate = self.make_candidate(config)
@@ -160,9 +175,10 @@ class Check:
         run_demo(self.demo_backend, self.report)  # type: ignore[arg-type]
 
     def _speed(self) -> None:
-        candidate = self.make_candidate(self.scale.config)
-        peaks = self._peaks()
-        run_speed(self.scale.config, candidate, peaks, self.scale.load, self.report, self.budget, self.recorder)
+        config, load = self.scale.config, self.scale.load
+        run_speed(
+            config, lambda: self.make_candidate(config), self._peaks(), load, self.report, self.budget, self.recorder
+        )
 
     def _copies(self) -> None:
         run_copies(

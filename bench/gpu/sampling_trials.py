@@ -21,7 +21,8 @@ SETTINGS: tuple[tuple[float, int, float, float], ...] = (
 )
 """Temperature, top-k, top-p, min-p."""
 _DRAWS = 2048
-_SMALL_VOCAB = 64
+_DRAWS_AT_ONCE = 128
+_SMALL_VOCAB = 128
 _SLACK = 1e-4
 """Of a probability at the edge of a filter: float32 sums differ by their order."""
 
@@ -125,8 +126,12 @@ def _in_proportion(section: str, seed: int, candidate: Kernels) -> Iterator[Comp
     """Pearson's chi-square over many seeds, against what would be exceeded once in millions of runs."""
     for setting in SETTINGS[:-1]:
         logits = _logits(1, _SMALL_VOCAB, seed, f"proportion {setting}")
-        batch = sampling_batch([setting] * _DRAWS, list(range(seed % 2**31, seed % 2**31 + _DRAWS)))
-        found = candidate.sample(logits.expand(_DRAWS, -1).to(candidate.device).clone(), batch)
+        rows = logits.expand(_DRAWS_AT_ONCE, -1).to(candidate.device)
+        parts = []
+        for first in range(seed % 2**31, seed % 2**31 + _DRAWS, _DRAWS_AT_ONCE):
+            batch = sampling_batch([setting] * len(rows), list(range(first, first + len(rows))))
+            parts.append(candidate.sample(rows.clone(), batch))
+        found = torch.cat(parts)
         share = _chi_square_share(probabilities(logits[0], setting), found)
         verdict = Verdict.RIGHT if share <= 1.0 else Verdict.WRONG
         yield Comparison(section, "sample", f"in proportion, {_name(setting)}", share, 1.0, verdict)

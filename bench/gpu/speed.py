@@ -15,6 +15,7 @@ from bench.gpu.roofline import SECTION, Peaks, step_bytes, step_operations
 from bench.gpu.shapes import PERIOD
 from bench.gpu.timing import seconds_of, seconds_of_each
 from bench.gpu.trials import Trial, check_device, judge
+from engine.errors import InsufficientMemoryError
 from engine.graphs import DecodeGraphs, Recorder
 from engine.kernels import BatchLayout, Kernels
 from engine.models.config import LayerKind, ModelConfig
@@ -45,24 +46,25 @@ REHEARSAL = Load(page_size=16, batches=(1, 2), decode_context=40, prefill_tokens
 @torch.inference_mode()
 def run_speed(
     config: ModelConfig,
-    kernels: Kernels,
+    make_kernels: Callable[[], Kernels],
     peaks: Peaks,
     load: Load,
     report: Report,
     budget: Budget,
     recorder: Recorder | None = None,
 ) -> None:
-    """Each weight format in turn; what does not fit is left out, and said. `recorder` captures decode steps, CUDA's if
-    it is not given."""
+    """Each weight format in turn, by kernels of its own; what does not fit is left out, and said. `recorder` captures
+    decode steps, CUDA's if it is not given."""
     torch.manual_seed(report.seed)
-    head_seconds = _head(config, kernels, load, peaks, report)
+    head_seconds = _head(config, make_kernels(), load, peaks, report)
     for format_name in load.formats:
         if budget.is_used:
             report.skipped(SECTION, f"{format_name} layers and what follows", budget.why)
             return
+        kernels = make_kernels()
         try:
             _run_format(format_name, config, kernels, peaks, load, head_seconds, report, budget, recorder)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, InsufficientMemoryError) as error:
             report.skipped(SECTION, f"{format_name} layers", f"memory: {str(error).splitlines()[0]}")
         if kernels.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -307,7 +309,7 @@ def _head(config: ModelConfig, kernels: Kernels, load: Load, peaks: Peaks, repor
             )
             report.measured(figure)
             found[batch] = figure.median / 1e3
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, InsufficientMemoryError) as error:
         check_device(kernels.device)
         report.skipped(
             SECTION, "the head", f"memory: {str(error).splitlines()[0]}; the whole model is given without it"
@@ -318,7 +320,7 @@ def _head(config: ModelConfig, kernels: Kernels, load: Load, peaks: Peaks, repor
 def _fill(state: ModelState) -> None:
     """Small random contents, so that nothing is compared that is zero anyway."""
     for tensor in (*state.kv, *state.conv, *state.recurrent):
-        tensor.copy_(torch.randn(tensor.shape, device=tensor.device, dtype=torch.float32) * 0.1)
+        tensor.normal_(std=0.1)
 
 
 def _copy_of(state: ModelState) -> list[torch.Tensor]:
