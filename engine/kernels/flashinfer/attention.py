@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels import BatchLayout, KvScales
+from engine.kernels import KvScales
 from engine.kernels.flashinfer.checks import aligned, expect
 from engine.kernels.flashinfer.library import Library
 from engine.kernels.flashinfer.plan import Fence, StepPlan
@@ -83,13 +83,16 @@ class PagedAttention:
             **buffers,
         )
 
-    def plan(self, layout: BatchLayout, fixed_decode: object | None) -> None:
+    def plan(self, plan: StepPlan, fixed_decode: object | None) -> None:
         """Divide the step's work. `fixed_decode` is the wrapper of a step of decodes alone, if it has one."""
+        layout = plan.layout
         heads, decodes = self._shape.heads, layout.num_decodes
         self._fixed_decode = fixed_decode
         self._decode = self._eager_decode if fixed_decode is None else fixed_decode
         # The wrappers plan into page-locked memory, and copy from it when the device comes to that.
         self._fence.wait()
+        # The wrappers divide the work on the host, but pass page numbers on to the device: they get those that are
+        # there, for they would wait for a copy.
         first_page = int(layout.kv_indptr[decodes])
         shared = {
             "num_qo_heads": heads.num_q_heads,
@@ -102,7 +105,7 @@ class PagedAttention:
         if decodes:
             self._decode.plan(
                 indptr=layout.kv_indptr[: decodes + 1],
-                indices=layout.kv_indices[:first_page],
+                indices=plan.kv_indices[:first_page],
                 last_page_len=layout.kv_last_page_len[:decodes],
                 head_dim=heads.head_dim,
                 **shared,
@@ -111,7 +114,7 @@ class PagedAttention:
             self._prefill.plan(
                 qo_indptr=layout.qo_indptr[decodes:] - decodes,
                 paged_kv_indptr=layout.kv_indptr[decodes:] - first_page,
-                paged_kv_indices=layout.kv_indices[first_page:],
+                paged_kv_indices=plan.kv_indices[first_page:],
                 paged_kv_last_page_len=layout.kv_last_page_len[decodes:],
                 head_dim_qk=heads.head_dim,
                 causal=True,
@@ -166,7 +169,7 @@ class PagedAttention:
         expect("kv_cache", kv_cache, shape, self._shape.dtype, FP8)
         if kv_cache.dtype != self._kv_dtype:
             self._kv_dtype = kv_cache.dtype
-            self.plan(plan.layout, self._fixed_decode)
+            self.plan(plan, self._fixed_decode)
 
 
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:

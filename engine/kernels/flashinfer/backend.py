@@ -132,7 +132,7 @@ class FlashinferKernels:
             laid |= Arena(self.device).lay(host.capture_arrays)
         self._plan = bind(layout, host, laid, None if fixed is None else fixed.slots_long)
         if self._attention is not None:
-            self._attention.plan(layout, None if fixed is None else fixed.wrapper)
+            self._attention.plan(self._plan, None if fixed is None else fixed.wrapper)
         if not self._support.is_complete:
             self._alternative.plan(layout)
 

@@ -16,6 +16,7 @@ from engine.errors import NonFiniteLogitsError
 from engine.kernels import SamplingBatch
 from engine.kernels.flashinfer.library import Library
 from engine.kernels.torch.sampling import philox_uniform
+from engine.uploads import upload
 
 LEAST_TEMPERATURE = 1e-6
 
@@ -27,7 +28,7 @@ def sample(library: Library, logits: torch.Tensor, batch: SamplingBatch) -> torc
     is_drawn = batch.temperature > 0
     if bool(is_drawn.any()):
         drawn = draw(library, logits, best.values, batch)
-        picked = torch.where(is_drawn.to(logits.device, non_blocking=True), drawn, picked)
+        picked = torch.where(upload(is_drawn, logits.device), drawn, picked)
     # Together, so that the host waits once.
     tokens, is_finite = torch.stack((picked, best.values.isfinite().long())).to("cpu").unbind()
     if not bool(is_finite.all()):
@@ -43,21 +44,21 @@ def draw(library: Library, logits: torch.Tensor, largest: torch.Tensor, batch: S
     # that every kernel can work with.
     largest = largest.float().unsqueeze(-1)
     shifted = torch.where(largest.isfinite(), logits.float() - largest, 0.0)
-    probs = library.softmax(logits=shifted, temperature=temperature.to(device))
+    probs = library.softmax(logits=shifted, temperature=upload(temperature, device))
     vocabulary = logits.shape[1]
     cuts_k = (batch.top_k > 0) & (batch.top_k < vocabulary)
     if bool(cuts_k.any()):
         top_k = torch.where(cuts_k, batch.top_k, vocabulary).to(torch.int32)
-        cut = library.top_k_renorm_probs(probs=probs, top_k=top_k.to(device), is_deterministic=True)
-        probs = torch.where(cuts_k.to(device).unsqueeze(-1), cut, probs)
+        cut = library.top_k_renorm_probs(probs=probs, top_k=upload(top_k, device), is_deterministic=True)
+        probs = torch.where(upload(cuts_k, device).unsqueeze(-1), cut, probs)
     cuts_p = batch.top_p < 1
     if bool(cuts_p.any()):
-        cut = library.top_p_renorm_probs(probs=probs, top_p=batch.top_p.to(device), is_deterministic=True)
-        probs = torch.where(cuts_p.to(device).unsqueeze(-1), cut, probs)
+        cut = library.top_p_renorm_probs(probs=probs, top_p=upload(batch.top_p, device), is_deterministic=True)
+        probs = torch.where(upload(cuts_p, device).unsqueeze(-1), cut, probs)
     if bool((batch.min_p > 0).any()):
-        least = batch.min_p.to(device) * probs.amax(dim=-1)
+        least = upload(batch.min_p, device) * probs.amax(dim=-1)
         probs = probs.masked_fill(probs < least.unsqueeze(-1), 0.0)
-    return invert(probs, uniforms(batch).to(device))
+    return invert(probs, upload(uniforms(batch), device))
 
 
 def uniforms(batch: SamplingBatch) -> torch.Tensor:
