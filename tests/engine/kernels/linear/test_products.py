@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from flashinfer.quantization.fp4_quantization import SfLayout, _e2m1_and_ufp8sf_scale_to_float_cpu
@@ -107,10 +109,21 @@ def test_fused_shards_of_unequal_scales_give_the_bits_of_the_unfused(traits, act
     assert fused.out_features == sum(shard.out_features for shard in shards)
 
 
-@pytest.mark.parametrize("activations", ["bf16", "auto"])
-def test_shards_of_equal_scales_share_a_product(activations):
-    shards = [nvfp4(128, input_scale=0.01)] * 3
-    assert len(make_room(SM100, activations).prepare(shards).products) == 1
+@pytest.mark.parametrize(
+    ("activations", "make", "calls"),
+    [
+        ("auto", nvfp4, {"nvfp4_quantize": 1, "mm_fp4": 2}),
+        ("bf16", nvfp4, {"mm_bf16_fp4": 2}),
+        ("auto", fp8, {"bmm_fp8": 2}),
+    ],
+)
+def test_shards_of_equal_scales_share_a_product_and_all_share_the_rounding(activations, make, calls):
+    library = LinearLibrary()
+    shards = [make(128, size=size, input_scale=0.01) for size in (1.0, 1.0, 3.0)]
+    layer = make_room(SM100, activations, library).prepare(shards)
+    library.calls.clear()
+    layer.apply(inputs(2))
+    assert Counter(call.name for call in library.calls) == calls
 
 
 @pytest.mark.parametrize("traits", [SM90, SM100, SM120])
