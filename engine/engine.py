@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-
-import torch
 
 from cache import (
     AuditReport,
@@ -21,7 +17,6 @@ from cache import (
     Census,
     ContextCache,
     Fault,
-    Faults,
     RequestLease,
     Tier,
     host_state_counts,
@@ -29,25 +24,17 @@ from cache import (
 )
 from engine.administration import EntryAges, TierReset, reset_cache
 from engine.copies import no_transfers
-from engine.errors import EngineUnavailableError, InsufficientMemoryError, RequestError
+from engine.errors import EngineUnavailableError, RequestError
 from engine.events import CacheReset, Observer, ReuseDecided
-from engine.kernels import KernelChoice
-from engine.kernels.select import select_kernels
 from engine.limits import SchedulerLimits
+from engine.loading import EngineParts, load_parts
 from engine.loop import EngineLoop
-from engine.memory import MemoryPlan, available_memory_bytes, plan_memory, system_ram
-from engine.models.config import ModelConfig
-from engine.models.registry import load_model, read_config
 from engine.options import EngineOptions
 from engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, Timings, TokenLogprob, Usage
-from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import SequenceState
 from engine.snapshot import EngineSnapshot, EngineStatus
-from engine.storage import Storage, allocate_host_memory, allocate_state
 from engine.stream import Generation
-from engine.text.chat_template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
 
 __all__ = [
     "Delta",
@@ -66,47 +53,33 @@ __all__ = [
 
 Result = TypeVar("Result")
 
-logger = logging.getLogger("dalsegno.engine")
-
 
 class Engine:
     """One model, ready to answer. Mutable: every method but `load` belongs to one event loop's thread."""
 
-    def __init__(
-        self,
-        *,
-        config: ModelConfig,
-        options: EngineOptions,
-        tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
-        memory: MemoryPlan,
-        runner: Runner,
-        model_folder: Path,
-        kernel_choices: tuple[KernelChoice, ...] = (),
-        faults: Faults | None = None,
-    ) -> None:
-        """Parts that are ready; `load` makes them. `faults` are those that `runner` asks."""
-        self.config = config
+    def __init__(self, parts: EngineParts, options: EngineOptions, model_folder: Path) -> None:
+        """`load` makes the parts."""
+        self.config = parts.config
         self.options = options
-        self.tokenizer = tokenizer
-        self.chat_template = chat_template
+        self.tokenizer = parts.tokenizer
+        self.chat_template = parts.chat_template
         """None where the checkpoint has none; chat requests then get an error."""
-        self.memory = memory
-        self.max_context_tokens = memory.max_context_tokens
+        self.memory = parts.memory
+        self.max_context_tokens = parts.memory.max_context_tokens
         """Most tokens that prompt and output may have together."""
-        self.page_size = memory.page_size
+        self.page_size = parts.memory.page_size
         """Tokens of a KV page."""
-        self.backend_name = runner.backend_name
-        self.model_folder = model_folder
-        self.kernel_choices = kernel_choices
+        self.backend_name = parts.runner.backend_name
+        self.kernel_choices = parts.kernel_choices
         """What serves each kernel, and why where it is not the first choice."""
-        self._faults = Faults() if faults is None else faults
+        self.model_folder = model_folder
+        self._faults = parts.faults
         self._status = EngineStatus.STARTING
         self._cache_stats = CacheStats()
         self._transfers = no_transfers()
         self._clock = time.monotonic
         self._ages = EntryAges(self._clock)
-        self._loop = EngineLoop(self._new_scheduler, runner, tokenizer.new_detokenizer, self._clock)
+        self._loop = EngineLoop(self._new_scheduler, parts.runner, parts.tokenizer.new_detokenizer, self._clock)
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -116,46 +89,7 @@ class Engine:
         Raises ModelLoadError, ChatTemplateError or InsufficientMemoryError.
         """
         options = options or EngineOptions()
-        config = read_config(folder)
-        tokenizer = Tokenizer.load(folder)
-        chat_template = ChatTemplate.load(folder)
-        kernels = select_kernels(options.backend)
-        element_bytes = kernels.dtype.itemsize
-        device_type = kernels.device.type
-        room = available_memory_bytes(kernels.device) - _checkpoint_bytes(folder)
-        plan_memory(
-            config, options, max(room, 0), element_bytes=element_bytes, device_type=device_type, ram=system_ram()
-        )
-        with _telling_of_memory("what else uses memory here", _checkpoint_bytes(folder), "the weights' checkpoint"):
-            model = load_model(folder, kernels)
-        room = available_memory_bytes(kernels.device)
-        memory = plan_memory(
-            config, options, room, element_bytes=element_bytes, device_type=device_type, ram=system_ram()
-        )
-        logger.info(memory.describe())
-        with _telling_of_memory("--kv-cache-mib", memory.kv_bytes + memory.state_bytes, "the KV cache with the states"):
-            state = allocate_state(
-                config,
-                num_pages=memory.kv_pages,
-                page_size=memory.page_size,
-                num_slots=memory.state_slots,
-                dtype=kernels.dtype,
-                device=kernels.device,
-            )
-        with _telling_of_memory("--host-cache-mib", memory.host_bytes, "the host cache"):
-            host = allocate_host_memory(memory.host_units, memory.host_unit_bytes, kernels.device)
-        faults = Faults()
-        return cls(
-            config=config,
-            options=options,
-            tokenizer=tokenizer.limited_to(memory.max_context_tokens),
-            chat_template=chat_template,
-            memory=memory,
-            runner=Runner(model, kernels, Storage(state, host), memory.page_size, faults),
-            model_folder=folder,
-            kernel_choices=kernels.choices,
-            faults=faults,
-        )
+        return cls(load_parts(folder, options), options, folder)
 
     @property
     def status(self) -> EngineStatus:
@@ -321,19 +255,3 @@ class Engine:
         if self.tokenizer.eos_token_id is not None:
             end_token_ids.add(self.tokenizer.eos_token_id)
         return Scheduler(limits, cache, end_token_ids, self._transfers)
-
-
-@contextmanager
-def _telling_of_memory(flag: str, needed_bytes: int, purpose: str) -> Iterator[None]:
-    """What the plan took for granted and the system refused, e.g. under another process's pressure."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):
-            raise
-        available = available_memory_bytes(torch.device("cpu"))
-        raise InsufficientMemoryError(flag, needed_bytes, available, purpose) from error
-
-
-def _checkpoint_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -146,6 +146,10 @@ class Kernels(Protocol):
         """What serves each kernel here; those that are not the first choice say why."""
         ...
 
+    def describe_layers(self) -> tuple[str, ...]:
+        """Which class serves which linear layers, a line for each group of them; empty where one serves all."""
+        ...
+
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> PreparedLinear:
         """Stack the weights of layers that share an input, by rows, into one layer. Formats may differ."""
         ...

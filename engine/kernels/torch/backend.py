@@ -28,6 +28,9 @@ class TorchKernels:
     def choices(self) -> tuple[KernelChoice, ...]:
         return (KernelChoice("all", "torch"),)
 
+    def describe_layers(self) -> tuple[str, ...]:
+        return ()
+
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> TorchLinear:
         return prepare_linear(shards, self.dtype, self.device)
 
