@@ -56,6 +56,8 @@ def load_parts(folder: Path, options: EngineOptions) -> EngineParts:
     kernels = select_kernels(options.backend, config, options.activations)
     model, memory = _load_weights(folder, config, options, kernels)
     logger.info(memory.describe())
+    if options.kv_cache_dtype == "fp8" and not model.has_kv_scales:
+        logger.warning("fp8 KV pages: the checkpoint has no scales for them, so 1 is taken; what is over 448 saturates")
     state = _allocate_state(config, options, memory, kernels)
     with _telling_of_memory("--host-cache-mib", memory.host_bytes, "the host cache", torch.device("cpu")):
         host = allocate_host_memory(memory.host_units, memory.host_unit_bytes, kernels.device)
