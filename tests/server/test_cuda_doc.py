@@ -49,3 +49,8 @@ def test_the_table_says_what_is_chosen(chosen, capability):
 def test_every_flag_that_it_names_is_one_that_serve_or_inspect_has():
     known = {key.flag for key in all_keys()} | {"--device", "--gpu", "--json", "--gpus", "--force-reinstall"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - known == set()
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#]+)\)", TEXT))))
+def test_its_links_lead_somewhere(path):
+    assert (ROOT / "docs" / path).exists()
