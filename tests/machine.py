@@ -12,7 +12,7 @@ from engine.kernels import select
 from engine.kernels.device import DeviceTraits
 
 HOPPER = DeviceTraits("H200", (9, 0), 140 * 2**30, 132)
-BLACKWELL = DeviceTraits("RTX PRO 6000", (12, 0), 95 * 2**30, 188)
+BLACKWELL = DeviceTraits("B200", (10, 0), 178 * 2**30, 148)
 TURING = DeviceTraits("T4", (7, 5), 16 * 2**30, 40)
 
 
