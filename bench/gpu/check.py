@@ -8,7 +8,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,11 @@ from bench.gpu.shapes import DENSE_HEADS, HYBRID_27B, TINY, with_heads
 from bench.gpu.speed import REHEARSAL, Load, run_speed
 from bench.gpu.state_trials import page_trials, slot_trials
 from bench.gpu.trials import DeviceLostError, generator_for, run_trials
+from engine.errors import BackendUnavailableError
 from engine.graphs import CapturableKernels, Recorder
 from engine.kernels import Kernels
+from engine.kernels.flashinfer.library import load_library
+from engine.kernels.select import select_kernels
 from engine.kernels.torch import TorchKernels
 from engine.models.config import ModelConfig
 
@@ -227,12 +230,17 @@ def main(arguments: Sequence[str]) -> int:
         report.tell(f"{name}: {value}")
     report.tell(f"seed: {seed}")
     check = _check(machine, report, Budget(options.budget_s), is_rehearsal=options.rehearse)
-    if check is not None:
-        check.run(options.only)
+    is_whole = True
+    try:
+        if check is not None:
+            check.run(options.only)
+    except KeyboardInterrupt:
+        is_whole = False
+        report.skipped("check", "the rest", "it was interrupted")
     report.print_tables()
     if options.json is not None:
         report.write_json(options.json)
-    return report.exit_code
+    return report.exit_code if is_whole else 130
 
 
 def _check(machine: Machine, report: Report, budget: Budget, *, is_rehearsal: bool) -> Check | None:
@@ -244,24 +252,15 @@ def _check(machine: Machine, report: Report, budget: Budget, *, is_rehearsal: bo
             report.skipped(name, "all of it", machine.no_gpu)
         report.tell("without a GPU there is nothing to check here; --rehearse runs every section on the CPU, tiny")
         return None
+    try:
+        library = None if machine.no_flashinfer else load_library()
+    except BackendUnavailableError as error:
+        library, machine = None, replace(machine, no_flashinfer=str(error))
     _tell_what_is_missing(machine, report)
-    if machine.no_flashinfer:
+    if library is None:
         return Check(machine, FULL, report, budget, lambda _: TorchKernels(torch.bfloat16, machine.device), "")
-    return _flashinfer_check(machine, report, budget)
-
-
-def _flashinfer_check(machine: Machine, report: Report, budget: Budget) -> Check:
-    from engine.kernels.flashinfer.library import load_library
-    from engine.kernels.select import select_kernels
-
     return Check(
-        machine,
-        FULL,
-        report,
-        budget,
-        lambda config: select_kernels("flashinfer", config),
-        "flashinfer",
-        load_library(),
+        machine, FULL, report, budget, lambda config: select_kernels("flashinfer", config), "flashinfer", library
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from bench.gpu import build
-from bench.gpu.demo import CHATS, Answer, compare_answers, run_demo
+from bench.gpu.demo import CHATS, Answer, Departure, compare_answers, judge_departures, run_demo
 from bench.gpu.layers import random_stack
 from bench.gpu.report import Report, figure_of
 from bench.gpu.roofline import Peaks, step_bytes, step_operations
@@ -115,6 +115,20 @@ COLD = answer((5, -0.1, {5: -0.1, 6: -3.0}), (7, -0.70, {7: -0.70, 8: -0.75}))
 )
 def test_answers_may_part_only_where_two_tokens_are_tied(found, tier, is_right):
     assert compare_answers("a", "b", COLD, found, tier).is_right is is_right
+
+
+@pytest.mark.parametrize(
+    ("departures", "is_right"),
+    [
+        ((), True),
+        ((Departure(1, 8),), True),
+        ((Departure(0, 6),), False),
+        ((Departure(0, 9), Departure(1, 8)), False),
+    ],
+    ids=["none", "at a tie", "where it was sure", "to a token of no rank"],
+)
+def test_an_engine_that_is_led_may_depart_only_at_ties(departures, is_right):
+    assert judge_departures("a chat", COLD, departures).is_right is is_right
 
 
 def test_the_bundled_model_says_the_same_cold_hit_restored_and_in_a_batch():
