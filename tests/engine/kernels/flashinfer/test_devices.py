@@ -1,13 +1,15 @@
 """What lies on the host and what on the device, which a CPU cannot tell: models run on torch's `meta` device.
 
-There tensors have no numbers, an operation over two devices is refused, and so is reading a number back. The library's
-functions are held to get tensors of the device alone, but for what the wrappers plan with.
+There tensors have no numbers, so that none can be read back. Operations over two devices are refused, and the library's
+functions get tensors of the device alone, but for what the wrappers plan with.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine.kernels import StateCapture
 from engine.kernels.flashinfer.backend import FlashinferKernels
@@ -18,6 +20,18 @@ from tests.engine.kernels.flashinfer.test_models import MODELS, PROMPT
 from tests.engine.models.driver import Driver, make_twin
 
 META = torch.device("meta")
+
+
+class OneDevice(TorchDispatchMode):
+    """Torch itself lets several operations of `meta` tensors have others on the host, which a GPU would refuse."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        devices = {
+            leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()
+        }
+        require(len(devices) < 2, f"{func} over {devices}")
+        require(devices != {"cpu"}, f"{func} on the host within a forward")
+        return func(*args, **kwargs or {})
 
 
 class DeviceLibrary:
@@ -88,4 +102,8 @@ def test_every_operation_of_a_step_is_on_one_device(folder, architecture, monkey
         ([(first, [6])], (StateCapture(0, 1, 6),)),
     )
     for work, taken in steps:
-        assert driver.step(work, taken).device == META
+        kernels.plan(driver.layout(work, taken))
+        token_ids = torch.tensor([token for _, tokens in work for token in tokens]).to(META)
+        with torch.inference_mode(), OneDevice():
+            hidden = driver.model.forward(kernels, driver.state, token_ids)
+            assert driver.model.logits(kernels, hidden).device == META
