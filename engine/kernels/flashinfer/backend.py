@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from engine.kernels import UNSCALED, BatchLayout, KernelChoice, KvScales, PreparedLinear, SamplingBatch
 from engine.kernels.device import DeviceTraits
@@ -16,6 +15,7 @@ from engine.kernels.flashinfer import delta
 from engine.kernels.flashinfer.attention import AttentionShape, PagedAttention, apply_rope
 from engine.kernels.flashinfer.checks import aligned, expect
 from engine.kernels.flashinfer.conv import CausalConv
+from engine.kernels.flashinfer.gated_norm import in_parts, load_kernel
 from engine.kernels.flashinfer.library import Library, dsl_trouble
 from engine.kernels.flashinfer.plan import Arena, StepPlan, bind, ints_of, plan_on_host
 from engine.kernels.flashinfer.sampling import sample
@@ -67,10 +67,13 @@ class FlashinferKernels:
         self._library = library
         width = self._conv_width
         self._conv = None if width is None else CausalConv(device, dtype, width)
+        size = 0 if config.gated_delta_net is None else config.gated_delta_net.value_head_dim
+        self._gated_norm, gated_norm_trouble = load_kernel(device, dtype, size) if size else (None, "")
         self._support = choose(
             traits,
             config,
             conv_trouble="" if self._conv is None else self._conv.trouble,
+            gated_norm_trouble=gated_norm_trouble,
             cuda_version=torch.version.cuda if on_gpu else None,
             dsl_trouble=dsl_trouble(traits) if on_gpu else "",
         )
@@ -182,7 +185,11 @@ class FlashinferKernels:
         return out
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self.rms_norm(x, weight, eps).mul_(F.silu(gate))
+        if self._gated_norm is None or x.dim() != 3 or x.stride(-1) != 1 or gate.stride(-1) != 1:
+            return in_parts(self.rms_norm, x, gate, weight, eps)
+        expect("norm weight", weight, (x.shape[-1],), x.dtype)
+        expect("gate", gate, tuple(x.shape), x.dtype)
+        return self._gated_norm(x, gate, weight, eps)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         if not self._support.fused:

@@ -58,10 +58,11 @@ def choose(
     cuda_version: str | None = None,
     dsl_trouble: str = "",
     conv_trouble: str = "",
+    gated_norm_trouble: str = "",
 ) -> Support:
     """`cuda_version` is what torch was built for, None where that does not matter; `dsl_trouble` is why flashinfer's
-    kernels in CuTe DSL cannot be compiled for this GPU, `conv_trouble` why our convolution in Triton does not serve;
-    empty where they do."""
+    kernels in CuTe DSL cannot be compiled for this GPU, `conv_trouble` and `gated_norm_trouble` why our kernels in
+    Triton do not serve; empty where they do."""
     attention = _attention_trouble(traits, config)
     rope = _rope_trouble(traits, config)
     gdn = config.gated_delta_net
@@ -72,7 +73,6 @@ def choose(
     choices = [
         _choice("embedding", "torch", "torch", ""),
         *(_choice(kernel, f"flashinfer {name}", "torch", fused) for kernel, name in _FUSED),
-        KernelChoice("gated_rms_norm", "torch" if fused else "flashinfer rmsnorm, torch silu", fused or _NO_GATED_NORM),
         _choice("apply_rope", "flashinfer apply_rope_with_cos_sin_cache_inplace", "torch", rope),
         _choice("append_paged_kv", "flashinfer append_paged_kv_cache", "torch", attention),
         _choice("paged_attention (decode)", "flashinfer BatchDecodeWithPagedKVCacheWrapper fa2", "torch", attention),
@@ -82,6 +82,7 @@ def choose(
     ]
     if gdn is not None:
         choices += [
+            _choice("gated_rms_norm", "triton", "torch" if fused else "flashinfer rmsnorm, torch", gated_norm_trouble),
             _choice("causal_conv", "triton", "torch, without the host", conv_trouble),
             *_gdn_choices(decode, prefill),
         ]
@@ -102,7 +103,6 @@ _FUSED = (
     ("silu_and_mul", "silu_and_mul"),
     ("sample", "softmax, top_k_renorm_probs, top_p_renorm_probs"),
 )
-_NO_GATED_NORM = "flashinfer's norm with a gate multiplies by its sigmoid"
 
 
 def _gdn_choices(decode: str, prefill: str) -> tuple[KernelChoice, KernelChoice]:

@@ -1,4 +1,4 @@
-"""Run by test_conv.py in a process where TRITON_INTERPRET is 1: convolves, and prints the greatest errors as JSON.
+"""Run by test_triton_kernels.py in a process where TRITON_INTERPRET is 1: prints the kernels' greatest errors as JSON.
 
 Surroundings are poisoned: what is read beside a tensor becomes not-a-number, and what is written there shows.
 """
@@ -9,7 +9,7 @@ import json
 
 import torch
 
-from engine.kernels.flashinfer import conv, conv_kernel
+from engine.kernels.flashinfer import conv, conv_kernel, gated_norm, gated_norm_kernel
 
 SHAPES = [
     # tokens, rows before them, channels, width
@@ -25,6 +25,8 @@ SHAPES = [
     (35, 21, 140, 4),
     (3, 5, 1, 4),
 ]
+GATED_SHAPES = [(3, 2, 128), (1, 1, 128), (5, 3, 64), (2, 5, 96), (1, 4, 256)]
+"""Tokens, heads, size."""
 GENERATOR = torch.Generator().manual_seed(11)
 
 
@@ -59,8 +61,23 @@ def decodes(dtype, n, channels, width):
     return max(worst, 0.0 if torch.equal(updated, expected) else 1.0)
 
 
+def gated(dtype, n, heads, size):
+    """The gate lies in a wider projection, at a distance that is not the input's."""
+    x, around = draw(dtype, n, heads, size), torch.full((n, heads + 2, size), torch.nan, dtype=dtype)
+    gate, weight = around[:, 1:-1], draw(dtype, size)
+    gate.copy_(draw(dtype, n, heads, size))
+    got = gated_norm_kernel.gated_rms_norm(x, gate, weight, 1e-6)
+    right = torch.nn.functional.rms_norm(x.float(), (size,), weight.float(), 1e-6)
+    return error(got, right * torch.nn.functional.silu(gate.float()))
+
+
 def main() -> None:
     found = {}
+    for dtype, shapes in ((torch.bfloat16, GATED_SHAPES), (torch.float32, GATED_SHAPES[:1])):
+        for shape in shapes:
+            found[f"gated norm {dtype} {shape}"] = gated(dtype, *shape)
+        fault = gated_norm.find_fault(gated_norm_kernel, torch.device("cpu"), dtype, 128)
+        found[f"trial of the gated norm {dtype}"] = 1.0 if fault else 0.0
     for dtype, shapes in ((torch.bfloat16, SHAPES), (torch.float32, SHAPES[1:4])):
         for n, before, channels, width in shapes:
             name = f"{dtype} {n}+{before} x {channels}, {width} taps"
