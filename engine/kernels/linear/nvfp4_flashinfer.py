@@ -32,24 +32,22 @@ from engine.kernels.linear.product import (
 )
 from engine.options import Activations
 from engine.weights.formats import LinearWeight, Nvfp4Weight
-from engine.weights.nvfp4 import BLOCK_COLUMNS, E2M1_MAX, E4M3_MAX
+from engine.weights.nvfp4 import E2M1_MAX, E4M3_MAX
 
 NVFP4_RANGE = E2M1_MAX * E4M3_MAX
 """The greatest value that NVFP4 holds, in units of its global scale."""
 
-W4A4_ARCHITECTURES = ((10, 0), (10, 3), (12, 0), (12, 1))
-W4A16_BACKENDS = {
-    (10, 0): "cute-dsl",
-    (10, 3): "cute-dsl",
-    (12, 0): "cute-dsl-native",
-    (12, 1): "cute-dsl-native",
-}
-"""`mm_bf16_fp4`'s backend for each architecture. On SM120 its other backend, `cute-dsl`, rounds activations to float16,
-where large ones become infinite; the native one multiplies in bfloat16."""
+W4A4_BACKENDS = {(10, 0): "cutlass", (10, 3): "cutlass", (12, 0): "auto", (12, 1): "cutlass"}
+"""`mm_fp4`'s backend for each architecture. cuDNN is passed over: it plans anew for every number of rows, and cannot
+while a graph is captured. On SM120 flashinfer's own choice begins with b12x, which has no plans, then cutlass."""
+
+W4A16_BACKENDS = {(10, 0): "cute-dsl", (10, 3): "cute-dsl"}
+"""`mm_bf16_fp4`'s backend for each architecture. Not on SM120: there `cute-dsl` rounds activations to float16, where
+large ones become infinite, and `cute-dsl-native` is compiled anew for every number of rows."""
 
 _W4A4_ALIGNMENT = 32
 _TILE_ROWS, _TILE_COLUMNS = 128, 64
-"""SM100's W4A16 kernel reads whole tiles of scales."""
+"""It reads whole tiles of scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,7 @@ class W4A4Product:
     parts: tuple[W4A4Part, ...]
     input_factor: torch.Tensor
     """[1] float32: 1 / input_scale, or 1 where each row brings its own."""
+    backend: str
     is_dynamic: bool
     bias: torch.Tensor | None
     kind: str
@@ -104,6 +103,7 @@ class W4A4Product:
                 b_descale=part.scale.t(),
                 alpha=part.alpha,
                 out_dtype=torch.bfloat16,
+                backend=self.backend,
             )
             for part in self.parts
         ]
@@ -118,9 +118,10 @@ class Nvfp4W4A4:
     activation_range: float | None = NVFP4_RANGE
     noise: float = 0.25
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, library: Library) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, traits: DeviceTraits, library: Library) -> None:
         self._device = device
         self._dtype = dtype
+        self._backend = "" if traits.capability is None else W4A4_BACKENDS.get(traits.capability, "")
         self._library = library
 
     def supports(self, traits: DeviceTraits, shard: LinearWeight, activations: Activations) -> str:
@@ -132,7 +133,7 @@ class Nvfp4W4A4:
             return "the checkpoint has no scale for activations"
         if self._dtype != torch.bfloat16:
             return f"mm_fp4 answers in bf16, not {dtype_name(self._dtype)}"
-        if traits.capability not in W4A4_ARCHITECTURES or denied(self._library.mm_fp4, traits):
+        if not self._backend or denied(self._library.mm_fp4, traits, self._backend):
             return f"mm_fp4 has no kernel for {traits.architecture}"
         if shard.out_features % _W4A4_ALIGNMENT or shard.in_features % _W4A4_ALIGNMENT:
             shape = f"{shard.out_features} x {shard.in_features}"
@@ -158,6 +159,7 @@ class Nvfp4W4A4:
             library=self._library,
             parts=tuple(self._prepare_part(group, step) for group in groups),
             input_factor=scalar(1.0 / step, self._device),
+            backend=self._backend,
             is_dynamic=first.input_scale is None,
             bias=stack_biases(shards, self._dtype, self._device),
             kind=self.kind_of(first),
@@ -217,12 +219,10 @@ class Nvfp4W4A16:
         if self._dtype != torch.bfloat16:
             return f"mm_bf16_fp4 multiplies in bf16, not {dtype_name(self._dtype)}"
         if not self._backend or denied(self._library.mm_bf16_fp4, traits, self._backend):
-            return f"mm_bf16_fp4 has no kernel for {traits.architecture}"
-        is_tiled = self._backend == "cute-dsl"
-        rows, columns = (_TILE_ROWS, _TILE_COLUMNS) if is_tiled else (1, BLOCK_COLUMNS)
-        if shard.out_features % rows or shard.in_features % columns:
+            return f"mm_bf16_fp4 has no kernel for {traits.architecture} that takes any rows"
+        if shard.out_features % _TILE_ROWS or shard.in_features % _TILE_COLUMNS:
             shape = f"{shard.out_features} x {shard.in_features}"
-            return f"mm_bf16_fp4 needs multiples of {rows} x {columns} here, not {shape}"
+            return f"mm_bf16_fp4 needs multiples of {_TILE_ROWS} x {_TILE_COLUMNS}, not {shape}"
         return ""
 
     def kind_of(self, shard: LinearWeight) -> str:

@@ -157,7 +157,7 @@ def row_steps(x: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(amax), exponent)
 
 
-def denied(function: object, traits: DeviceTraits, backend: str | None = None) -> bool:
+def denied(function: object, traits: DeviceTraits, backend: str) -> bool:
     """Whether the installed flashinfer says itself that it has no such kernel for this architecture.
 
     It says so for functions with a choice of backends; a reference in plain torch, which stands for them in tests, says
@@ -166,8 +166,8 @@ def denied(function: object, traits: DeviceTraits, backend: str | None = None) -
     if traits.capability is None:
         return True
     number = traits.capability[0] * 10 + traits.capability[1]
-    if backend is not None:
-        ask = getattr(function, "is_backend_supported", None)
-        return ask is not None and not ask(backend, number)
-    ask = getattr(function, "is_compute_capability_supported", None)
-    return ask is not None and not ask(number)
+    name = "is_compute_capability_supported" if backend == "auto" else "is_backend_supported"
+    ask = getattr(function, name, None)
+    if ask is None:
+        return False
+    return not (ask(number) if backend == "auto" else ask(backend, number))

@@ -67,7 +67,7 @@ class LinearRoom:
         self._activations: Activations = activations
         self._dense = Dense(device, dtype)
         self._classes: tuple[LinearClass, ...] = (
-            Nvfp4W4A4(device, dtype, library),
+            Nvfp4W4A4(device, dtype, traits, library),
             Nvfp4W4A16(device, dtype, traits, library),
             Nvfp4Triton(device, dtype, traits),
             Fp8(device, dtype, library),

@@ -11,11 +11,9 @@ from tests.engine.kernels.flashinfer.reference_library import ReferenceLibrary
 
 
 class LinearLibrary(ReferenceLibrary):
-    """flashinfer's references; the two layouts that only a GPU lets it choose are prepared here by its own code."""
+    """flashinfer's references; the layout that only a GPU lets it choose is prepared here by its own code."""
 
     def prepare_bf16_fp4_weights(self, *, b: torch.Tensor, b_descale: torch.Tensor, alpha: Any, backend: str) -> Any:
-        if backend == "cute-dsl-native":
-            return b, b_descale, alpha
         assert backend == "cute-dsl", backend
         return _prepare_cute_dsl_sm100(b, b_descale, alpha, 16)
 

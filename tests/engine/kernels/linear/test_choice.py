@@ -10,7 +10,7 @@ from flashinfer.gemm import bmm_fp8, mm_bf16_fp4, mm_fp4
 
 from engine.errors import InsufficientMemoryError, WeightsError
 from engine.kernels.device import CPU, DeviceTraits
-from engine.kernels.linear.nvfp4_flashinfer import W4A4_ARCHITECTURES, W4A16_BACKENDS
+from engine.kernels.linear.nvfp4_flashinfer import W4A4_BACKENDS, W4A16_BACKENDS
 from engine.weights.formats import DenseWeight
 from tests.engine.kernels.linear.library import LinearLibrary
 from tests.engine.kernels.linear.samples import (
@@ -61,11 +61,12 @@ def fp8_without_scale():
         (SM120, with_scale, "auto", W4A4),
         (SM121, with_scale, "fp4", W4A4),
         (SM100, with_scale, "bf16", W4A16),
-        (SM120, with_scale, "bf16", W4A16),
+        (SM120, with_scale, "bf16", UNPACKED),
         (SM100, without_scale, "auto", W4A16),
-        (SM121, without_scale, "auto", W4A16),
+        (SM103, without_scale, "auto", W4A16),
+        (SM121, without_scale, "auto", UNPACKED),
         (SM100, without_scale, "fp4", W4A4_BY_ROW),
-        (SM120, narrow, "auto", W4A16),
+        (SM120, narrow, "auto", UNPACKED),
         (SM100, narrow, "auto", UNPACKED),
         (SM90, with_scale, "fp4", UNPACKED),
         (SM80, with_scale, "auto", UNPACKED),
@@ -86,8 +87,8 @@ def test_weights_are_served_by_the_first_class_that_can(traits, make, activation
 
 
 def test_the_architectures_are_those_that_flashinfer_serves():
-    for major, minor in W4A4_ARCHITECTURES:
-        assert mm_fp4.is_compute_capability_supported(10 * major + minor)
+    for (major, minor), backend in W4A4_BACKENDS.items():
+        assert mm_fp4.is_backend_supported(backend if backend != "auto" else "b12x", 10 * major + minor)
     for (major, minor), backend in W4A16_BACKENDS.items():
         assert mm_bf16_fp4.is_backend_supported(backend, 10 * major + minor)
     for number in (89, 90, 100, 103, 120, 121):
@@ -174,10 +175,10 @@ def test_a_fallback_is_logged_once(caplog):
 
 
 def test_bytes_are_those_of_the_prepared_tensors():
-    room = make_room(SM120, "bf16")
-    layer = room.prepare([nvfp4(200, 192, bias=True)])
+    room = make_room(SM120)
+    layer = room.prepare([nvfp4(224, 160, bias=True, input_scale=0.01)])
     # 4 bits each, scales filled up to 256 rows of 12, a bias in bf16.
-    assert layer.nbytes == room.nbytes == 200 * 192 // 2 + 256 * 12 + 200 * 2
+    assert layer.nbytes == room.nbytes == 224 * 160 // 2 + 256 * 12 + 224 * 2
 
 
 def test_unpacking_more_than_the_device_holds_is_refused():

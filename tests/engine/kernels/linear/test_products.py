@@ -38,13 +38,12 @@ def inputs(rows, columns=COLUMNS, size=1.0):
     ("traits", "activations", "shard"),
     [
         (SM100, "bf16", nvfp4(256, size=0.1)),
-        (SM120, "bf16", nvfp4(200, 80, size=30.0)),
-        (SM120, "bf16", nvfp4(7, 16, bias=True)),
+        (SM100, "bf16", nvfp4(128, 64, size=30.0, bias=True)),
         (SM90, "auto", nvfp4(40)),
         (SM90, "bf16", fp8(40, by_row=True)),
         (SM90, "auto", dense(40, bias=True)),
     ],
-    ids=["sm100", "sm120", "sm120 odd", "nvfp4 unpacked", "fp8 unpacked", "dense"],
+    ids=["nvfp4", "nvfp4 with bias", "nvfp4 unpacked", "fp8 unpacked", "dense"],
 )
 def test_bf16_activations_are_multiplied_by_the_dequantised_weights(traits, activations, shard, rows):
     x = inputs(rows, shard.in_features)
@@ -89,8 +88,8 @@ def test_fp8_activations_beyond_the_static_range_saturate():
 FUSED = {
     "nvfp4 w4a4": (SM100, "auto", lambda size: nvfp4(64, size=size, input_scale=0.01 * size)),
     "nvfp4 w4a4 by row": (SM100, "fp4", lambda size: nvfp4(64, size=size)),
-    "nvfp4 w4a16 sm100": (SM100, "bf16", lambda size: nvfp4(128, size=size)),
-    "nvfp4 w4a16 sm120": (SM120, "bf16", lambda size: nvfp4(40, size=size, bias=size > 1)),
+    "nvfp4 w4a4 sm120": (SM120, "auto", lambda size: nvfp4(32, size=size, input_scale=0.01, bias=size > 1)),
+    "nvfp4 w4a16": (SM100, "bf16", lambda size: nvfp4(128, size=size, bias=size > 1)),
     "nvfp4 unpacked": (SM90, "auto", lambda size: nvfp4(40, size=size, bias=size > 1)),
     "fp8": (SM90, "auto", lambda size: fp8(48, size=size, input_scale=0.02 * size, bias=size > 1)),
     "fp8 by row": (SM90, "auto", lambda size: fp8(48, size=size, by_row=size < 1)),
@@ -162,7 +161,7 @@ def test_the_step_of_a_row_is_the_power_of_two_that_brings_it_into_range():
     [
         (SM100, "auto", nvfp4(64, input_scale=0.01)),
         (SM100, "fp4", nvfp4(64)),
-        (SM120, "bf16", nvfp4(64)),
+        (SM100, "bf16", nvfp4(128)),
         (SM90, "auto", fp8(48, input_scale=0.01)),
         (SM90, "auto", fp8(48)),
         (SM90, "auto", dense(4)),
