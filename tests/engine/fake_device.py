@@ -41,6 +41,14 @@ class FakeDevice:
                 outcomes[batch.number] = CopyOutcome(seconds)
         return outcomes
 
+    @property
+    def under_way(self) -> frozenset[int]:
+        """The numbers of batches that are not done: here, all of them are when `run` returns."""
+        return frozenset()
+
+    def abandon(self) -> None:
+        """A step has failed: nothing is under way when this returns."""
+
     def copy(self, copies: Iterable[Copy]) -> None:
         for copy in copies:
             self._write(copy, self._read(copy))

@@ -59,7 +59,8 @@ class House:
         failing = [batch.number for batch in plan.background if copies_fail]
         copied = self.device.run(plan, self.tokens_of, failing=failing, seconds=self.copy_seconds)
         picked = {each.request_id: 1000 + each.end for each in plan.segments if each.is_sampled}
-        result = StepResult(picked, resume_seconds=0.25 if plan.resumes else 0.0, copied=copied)
+        resume_seconds = 0.25 if plan.resumes else 0.0
+        result = StepResult(picked, resume_seconds=resume_seconds, copied=copied, under_way=self.device.under_way)
         for outcome in self.scheduler.apply(plan, result, self.now):
             name = outcome.sequence.request_id
             self.outputs[name].append(outcome.token_id)

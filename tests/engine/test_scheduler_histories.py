@@ -78,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         )
         self.scheduler = Scheduler(limits, self.cache, end_token_ids=[END])
-        self.device = FakeDevice(self.cache)
+        self.device = self.new_device()
         self.now = 0.0
         self.submitted = 0
         self.prompts: dict[str, tuple[int, ...]] = {}
@@ -87,6 +87,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.reused: dict[str, int] = {}
         for number, prompt_tokens in enumerate(prompts):
             self.submit(tuple(range(100 * number, 100 * number + prompt_tokens)), context)
+
+    def new_device(self) -> FakeDevice:
+        return FakeDevice(self.cache)
 
     @rule(
         data=st.data(),
@@ -191,6 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.device.spoil(plan)
             else:
                 self.device.run(plan, self.tokens_of)
+            self.device.abandon()
             self.ended.update(each.request_id for each in self.scheduler.fail(plan, self.now))
 
     def tokens_of(self, name):
@@ -200,7 +204,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         failing = [batch.number for batch in plan.background if copies_fail]
         copied = self.device.run(plan, self.tokens_of, failing=failing)
         picked = {each.request_id: token_id or each.end for each in plan.segments if each.is_sampled}
-        for outcome in self.scheduler.apply(plan, StepResult(picked, copied=copied), self.now):
+        result = StepResult(picked, copied=copied, under_way=self.device.under_way)
+        for outcome in self.scheduler.apply(plan, result, self.now):
             name = outcome.sequence.request_id
             reuse = outcome.sequence.reuse
             assert self.reused.setdefault(name, reuse.cached_tokens) == reuse.cached_tokens < reuse.prompt_tokens
@@ -215,7 +220,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         captures = [segment.capture_slot for segment in plan.segments if segment.capture_slot is not None]
         decodes = [segment.is_decode for segment in plan.segments]
         limits, options = self.scheduler.limits, self.cache.options
-        assert names or plan.background
+        assert names or plan.background or plan.under_way
         budget = limits.copy_bytes if names else limits.copy_bytes_alone
         copies = [copy for batch in plan.background for copy in batch.copies]
         assert not copies or options.bytes_of(copies[:-1]) < budget
