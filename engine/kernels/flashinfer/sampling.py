@@ -33,7 +33,7 @@ def sample(library: Library, logits: torch.Tensor, batch: SamplingBatch) -> torc
     tokens, is_finite = torch.stack((picked, best.values.isfinite().long())).to("cpu").unbind()
     if not bool(is_finite.all()):
         raise NonFiniteLogitsError((is_finite == 0).nonzero().flatten().tolist())
-    return tokens.clone()
+    return tokens
 
 
 def draw(library: Library, logits: torch.Tensor, largest: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -71,7 +71,8 @@ def invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """probs [B, vocab], not necessarily of sum 1, uniform [B] -> the id at which that share of the sum is passed."""
     cumulative = probs.double().cumsum(dim=-1)
     target = uniform.unsqueeze(-1) * cumulative[:, -1:]
-    place = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    # Where rounding has put the target on the total itself: the last token that is left.
-    last = probs.shape[1] - 1 - (probs > 0).flip(dims=(-1,)).int().argmax(dim=-1)
-    return torch.minimum(place, last)
+    place = torch.searchsorted(cumulative, target, right=True).clamp_(max=probs.shape[1] - 1)
+    # A GPU adds up in parallel, so that sums may fall by a rounding; and a target on the total itself is passed nowhere.
+    # A token that was cut is never picked for that: the likeliest is.
+    is_left = probs.gather(-1, place) > 0
+    return torch.where(is_left, place, probs.argmax(dim=-1, keepdim=True)).squeeze(-1)
