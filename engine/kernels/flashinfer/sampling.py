@@ -72,7 +72,7 @@ def invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     cumulative = probs.double().cumsum(dim=-1)
     target = uniform.unsqueeze(-1) * cumulative[:, -1:]
     place = torch.searchsorted(cumulative, target, right=True).clamp_(max=probs.shape[1] - 1)
-    # A GPU adds up in parallel, so that sums may fall by a rounding; and a target on the total itself is passed nowhere.
-    # A token that was cut is never picked for that: the likeliest is.
+    # A GPU adds up in parallel, so that sums may fall by a rounding; and a target on the total is passed nowhere. A
+    # token that was cut is never picked for that: the likeliest is.
     is_left = probs.gather(-1, place) > 0
     return torch.where(is_left, place, probs.argmax(dim=-1, keepdim=True)).squeeze(-1)
