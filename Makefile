@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
+# PyPI's torch for Linux is the build for CUDA. https://download.pytorch.org/whl/cpu has the one without, which is far smaller.
+TORCH_INDEX ?=
 REQUESTS ?= 3000
 
 .PHONY: serve test lint bench slow soak check-cuda-build clean
@@ -12,7 +14,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "python3 3.11 or newer is needed; set PYTHON=/path/to/python3"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing dalsegno and its dependencies into $(VENV) (once)"
-	$(PIP) torch==2.13.0
+	$(PIP) $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) -e .
 	@touch $@
 
