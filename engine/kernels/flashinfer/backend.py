@@ -78,9 +78,8 @@ class FlashinferKernels:
             dsl_trouble=dsl_trouble(traits) if on_gpu else "",
         )
         for choice in self._support.choices:
-            if choice.reason:
-                level = logging.WARNING if on_gpu and choice.implementation.startswith("torch") else logging.INFO
-                logger.log(level, "%s is served by %s: %s", choice.kernel, choice.implementation, choice.reason)
+            if on_gpu and choice.reason:
+                logger.warning("%s falls back to %s: %s", choice.kernel, choice.implementation, choice.reason)
         self._alternative = TorchKernels(dtype, device)
         self._linear = LinearRoom(device, dtype, traits, activations, library)
         self._attention = self._make_attention() if self._support.attention else None
