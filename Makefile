@@ -54,10 +54,11 @@ slow: $(VENV)/.dev
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench soak --requests $(REQUESTS) $(ARGS)
 
-# Needs nvcc and no GPU, and takes a quarter of an hour or more: flashinfer's modules for our shapes, and our own kernel.
+# Needs nvcc and no GPU: our own kernel (seconds), and flashinfer's modules for our shapes (on two cores, two hours). With
+# ARGS="--only norm append 'decode*'" only some of them.
 check-cuda-build: $(VENV)/.dev
 	$(BIN)/python -m bench.gpu.triton_build
-	$(BIN)/python -m bench.gpu.build $(ARGS)
+	$(BIN)/python -m bench.gpu.build --fetch-headers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,9 +45,13 @@ def main(arguments: Sequence[str]) -> int:
         "--architectures", nargs="+", default=list(ARCHITECTURES), help="as CUDA writes them (default 9.0a 12.0f)"
     )
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="modules by name, such as 'norm'")
-    parser.add_argument("--jobs", type=int, default=1, help="compilers at a time (default 1)")
+    jobs = max(1, (os.cpu_count() or 1) // 2)
+    parser.add_argument("--jobs", type=int, default=jobs, help=f"compilers at a time (default half the cores: {jobs})")
     parser.add_argument("--folder", type=Path, help="where to build, and to keep what was built (default: thrown away)")
     parser.add_argument("--include", type=Path, nargs="+", default=[], help="folders of headers that the toolkit lacks")
+    parser.add_argument(
+        "--fetch-headers", action="store_true", help="get headers that are nowhere here from NVIDIA's wheels, by pip"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--list", action="store_true", help="only name the modules")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -75,8 +80,9 @@ def _build_all(options: argparse.Namespace) -> int:
     results: list[Built] = []
     with tempfile.TemporaryDirectory(prefix="dalsegno-cuda-build-") as scratch:
         folder: Path = (options.folder or Path(scratch)).resolve()
+        includes = _header_folders(options.include, folder if options.fetch_headers else None)
         for architecture in options.architectures:
-            results += _in_child(options, architecture, folder)
+            results += _in_child(options, architecture, folder, includes)
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
     print_table("flashinfer's modules for our shapes", results)
@@ -86,11 +92,11 @@ def _build_all(options: argparse.Namespace) -> int:
     return 1 if failed or not results else 0
 
 
-def _in_child(options: argparse.Namespace, architecture: str, folder: Path) -> list[Built]:
+def _in_child(options: argparse.Namespace, architecture: str, folder: Path, includes: Sequence[Path]) -> list[Built]:
     command = [sys.executable, str(Path(__file__).resolve()), "--child", "--architectures", architecture]
     command += ["--jobs", str(options.jobs), "--only", *options.only]
     found: list[Built] = []
-    environment = _environment(architecture, folder, options.include)
+    environment = _environment(architecture, folder, includes)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -106,7 +112,7 @@ def _in_child(options: argparse.Namespace, architecture: str, folder: Path) -> l
     return found
 
 
-def _environment(architecture: str, folder: Path, given: Sequence[Path]) -> dict[str, str]:
+def _environment(architecture: str, folder: Path, includes: Sequence[Path]) -> dict[str, str]:
     """For flashinfer's build: its own workspace, the toolkit behind nvcc, and a stub where no driver is installed."""
     environment = dict(os.environ)
     environment["FLASHINFER_CUDA_ARCH_LIST"] = architecture
@@ -114,9 +120,8 @@ def _environment(architecture: str, folder: Path, given: Sequence[Path]) -> dict
     environment["FLASHINFER_LOGGING_LEVEL"] = "error"
     toolkit = _toolkit()
     environment["CUDA_HOME"] = str(toolkit)
-    includes = [str(path) for path in _header_folders(toolkit, given)]
     if includes:
-        environment["CPATH"] = os.pathsep.join([*includes, *filter(None, [environment.get("CPATH")])])
+        environment["CPATH"] = os.pathsep.join([*map(str, includes), *filter(None, [environment.get("CPATH")])])
     stubs = _driver_stub(toolkit, folder)
     if stubs is not None:
         flags = environment.get("FLASHINFER_EXTRA_LDFLAGS", "")
@@ -133,22 +138,45 @@ def _toolkit() -> Path:
     return Path(top).resolve() if top else Path(nvcc).resolve().parents[1]
 
 
-def _header_folders(toolkit: Path, given: Sequence[Path]) -> list[Path]:
-    """Where the headers are that a bare compiler lacks: as told, or in NVIDIA's wheels."""
-    missing = [header for header in _HEADERS if not (toolkit / "include" / header).is_file()]
+def _header_folders(given: Sequence[Path], fetch_into: Path | None) -> list[Path]:
+    """Where the headers are that a bare compiler lacks: as told, in NVIDIA's wheels that are installed, or in wheels
+    that pip fetches."""
+    toolkit = _toolkit()
     spec = importlib.util.find_spec("nvidia")
     roots = [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
-    candidates = [*given, *(path for root in roots for path in sorted(root.glob("*/include")))]
+    candidates = [toolkit / "include", *given, *(path for root in roots for path in sorted(root.glob("*/include")))]
     folders: list[Path] = []
-    for header in missing:
+    suffix = (
+        "-cu12" if "release 12." in subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout else ""
+    )
+    for header, name in _HEADERS.items():
+        package = name + suffix
         found = next((folder for folder in candidates if (folder / header).is_file()), None)
+        if found is None and fetch_into is not None:
+            found = _fetch(header, package, fetch_into)
         if found is None:
-            print(
-                f"{header} is not here: pip install {_HEADERS[header]}, or give its folder with --include", flush=True
-            )
-        elif found not in folders:
+            print(f"{header} is nowhere here: pip install {package}, or --include, or --fetch-headers", flush=True)
+        elif found != toolkit / "include" and found not in folders:
             folders.append(found)
     return folders
+
+
+def _fetch(header: str, package: str, folder: Path) -> Path | None:
+    """Only the headers of a wheel are kept: its libraries are hundreds of megabytes."""
+    unpacked = folder / "headers"
+    kept = next(unpacked.rglob(header), None)
+    if kept is not None:
+        return kept.parent
+    print(f"{header} is nowhere here: pip fetches {package}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="dalsegno-wheel-") as wheels:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, package]
+        if subprocess.run(command).returncode:
+            return None
+        for wheel in Path(wheels).glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(unpacked, [name for name in archive.namelist() if "/include/" in name])
+    found = next(unpacked.rglob(header), None)
+    return None if found is None else found.parent
 
 
 def _driver_stub(toolkit: Path, folder: Path) -> Path | None:

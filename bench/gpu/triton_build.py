@@ -74,13 +74,14 @@ def compile_variant(variant: Variant, architecture: int) -> Compiled:
     blocking = variant.blocking
     constants = {
         "IS_PARTIAL": variant.is_partial,
+        "IS_ALIGNED": True,
         "DOT_DTYPE": tl.bfloat16,
         **blocking.constants,
     }
     signature = {
         "x": "*bf16",
-        "packed": "*u8",
-        "scale": "*u8",
+        "packed": "*i32",
+        "scale": "*i32",
         "row_scale": "*fp32",
         "out": "*fp32" if variant.is_partial else "*bf16",
         **dict.fromkeys(("n", "N", "K", "x_stride", "columns_k"), "i32"),
