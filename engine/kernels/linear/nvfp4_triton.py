@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
+import torch.nn.functional as F
 
 from engine.kernels.device import DeviceTraits
 from engine.kernels.linear.product import (
@@ -23,28 +24,27 @@ from engine.kernels.linear.product import (
 from engine.options import Activations
 from engine.weights.formats import LinearWeight, Nvfp4Weight
 
+_ROWS_AT_A_TIME = 8192
+"""What regrouping takes besides the result is bounded by it: about 4 bytes for each of their packed ones."""
 _MULTIPROCESSORS = 128
 """Where the device's number is not known: what a decode's product is spread over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonProduct:
-    """packed [out, in / 2] and scale [out, in / 16] uint8; row_scale [out] float32 is each row's global scale."""
+    """Codes and scales as the kernel reads them; row_scale [out] float32 is each row's global scale."""
 
     packed: torch.Tensor
     scale: torch.Tensor
     row_scale: torch.Tensor
     bias: torch.Tensor | None
+    in_features: int
     multiprocessors: int
     kind: str
 
     @property
     def out_features(self) -> int:
         return self.packed.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self.packed.shape[1] * 2
 
     @property
     def nbytes(self) -> int:
@@ -97,10 +97,33 @@ class Nvfp4Triton:
         scales = [positive_scale(weight.global_scale, weight, "its global scale") for weight in weights]
         rows = torch.tensor([weight.out_features for weight in weights])
         return TritonProduct(
-            packed=stack_rows([weight.packed for weight in weights], self._device),
-            scale=stack_rows([weight.scale.view(torch.uint8) for weight in weights], self._device),
+            packed=stack_rows([group_codes(weight.packed.to(self._device)) for weight in weights], self._device),
+            scale=stack_rows([group_scales(weight.scale.to(self._device)) for weight in weights], self._device),
             row_scale=torch.tensor(scales, dtype=torch.float32).repeat_interleave(rows).to(self._device),
             bias=stack_biases(shards, self._dtype, self._device),
+            in_features=weights[0].in_features,
             multiprocessors=self._multiprocessors,
             kind=self.kind_of(weights[0]),
         )
+
+
+def group_codes(packed: torch.Tensor) -> torch.Tensor:
+    """packed [out, in / 2] uint8 -> [out, groups, 16] int32: word j of a group of 128 columns holds the codes of
+    columns j, 16 + j, .. 112 + j, from its lowest bits on; 0 beyond `in`."""
+    rows, pairs = packed.shape
+    groups = -(-pairs // 64)
+    words = torch.empty(rows, groups, 16, dtype=torch.int32, device=packed.device)
+    for first in range(0, rows, _ROWS_AT_A_TIME):
+        part = F.pad(packed[first : first + _ROWS_AT_A_TIME], (0, groups * 64 - pairs))
+        codes = torch.stack((part & 15, part >> 4), dim=-1).view(-1, groups, 4, 2, 16)
+        of_bytes = codes[:, :, :, 0] | codes[:, :, :, 1] << 4
+        words[first : first + _ROWS_AT_A_TIME] = of_bytes.transpose(2, 3).contiguous().view(torch.int32).squeeze(-1)
+    return words
+
+
+def group_scales(scale: torch.Tensor) -> torch.Tensor:
+    """scale [out, in / 16] float8_e4m3fn -> [out, groups, 2] int32: the bytes of each group's eight, 0 beyond `in`."""
+    rows, blocks = scale.shape
+    groups = -(-blocks // 8)
+    padded = F.pad(scale.view(torch.uint8), (0, groups * 8 - blocks))
+    return padded.contiguous().view(rows, groups, 8).view(torch.int32)

@@ -1,8 +1,11 @@
 """The Triton kernel that multiplies bfloat16 rows by NVFP4 weights. Import it only where Triton is to run.
 
-Both small formats are read as the top bits of a float16, whose exponent is biased by 15 instead of 1 or 7: e2m1 comes
-out too small by 2**14, e4m3 (which no GPU before SM89 converts) by 2**8, subnormals included. Their product has six
-significant bits, so it is exact in bfloat16; what rounds is the float32 sum and the result.
+Weights come in groups of 128 columns, 16 words of eight codes each: word j holds columns j, 16 + j, .. 112 + j, the
+first in its lowest bits. So a product over 16 neighbouring columns takes one code of every word and one scale of a row.
+
+A code becomes the sign and the top bits of a float32, which is too small by 2**126, and subnormal for 1/2; a scale
+those of a float16, too small by 2**8, subnormals included (no GPU before SM89 converts e4m3). The product of both has
+six significant bits, so it is exact in bfloat16; what rounds is the float32 sum and the result.
 
 Block sizes are not tuned: the kernel has run in Triton's interpreter only.
 """
@@ -22,6 +25,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DOT_DTYPE = tl.float32 if IS_INTERPRETED else tl.bfloat16
 """numpy knows no bfloat16. Its values are exact in float32, so the interpreter's products are the same."""
 
+GROUP_COLUMNS = 128
 _MAX_SPLITS = 8
 
 
@@ -32,19 +36,19 @@ class Blocking:
     most_rows: int
     rows: int
     columns: int
-    k: int
     num_warps: int
     num_stages: int = 3
+    k: int = GROUP_COLUMNS
 
     @property
     def constants(self) -> dict[str, int]:
-        return {"BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns, "BLOCK_K": self.k}
+        return {"BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns}
 
 
 BLOCKINGS = (
-    Blocking(most_rows=16, rows=16, columns=64, k=128, num_warps=4),
-    Blocking(most_rows=32, rows=32, columns=128, k=64, num_warps=8),
-    Blocking(most_rows=2**31 - 1, rows=64, columns=128, k=64, num_warps=8),
+    Blocking(most_rows=16, rows=16, columns=64, num_warps=4),
+    Blocking(most_rows=32, rows=32, columns=128, num_warps=8),
+    Blocking(most_rows=2**31 - 1, rows=64, columns=128, num_warps=8),
 )
 """The first is for decodes, which read all weights for a few rows: it alone is spread over K too."""
 
@@ -54,8 +58,9 @@ def multiply(
 ) -> torch.Tensor:
     """x [n, K] bfloat16 -> [n, N] bfloat16: x @ (e2m1(packed) * e4m3(scale)).T * row_scale.
 
-    packed [N, K / 2] and scale [N, K / 16] uint8, contiguous; row_scale [N] float32; the rows of x are dense, but may
-    lie apart. K is a multiple of 16, n and N are any.
+    packed [N, groups, 16] int32, the words of each group, and scale [N, groups, 2] int32, its eight scales, contiguous,
+    both 0 beyond K; row_scale [N] float32; the rows of x are dense, but may lie apart. K is a multiple of 16, n and N
+    are any.
     """
     n, K = x.shape
     N = packed.shape[0]
@@ -107,6 +112,7 @@ def _launch(
         x.stride(0),
         columns_k,
         IS_PARTIAL=out.dim() == 3,
+        IS_ALIGNED=K % GROUP_COLUMNS == 0,
         DOT_DTYPE=_DOT_DTYPE,
         **blocking.constants,
         num_warps=blocking.num_warps,
@@ -126,10 +132,10 @@ def _w4a16(
     x_stride: tl.tensor,
     columns_k: tl.tensor,
     IS_PARTIAL: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ) -> None:
     """One block of the result, summed over columns_k columns of x from program_id(2) * columns_k on."""
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -138,38 +144,30 @@ def _w4a16(
     is_row, is_column = rows < n, columns < N
     wide_rows, wide_columns = rows.to(tl.int64), columns.to(tl.int64)
     first = split * columns_k
-    last = tl.minimum(first + columns_k, K)
+    group, groups = first // 128, (K + 127) // 128
+    places = tl.arange(0, 16)
+    inputs = x + wide_rows[:, None] * x_stride + (first + places)[None, :]
+    words_of_group = packed + (wide_columns[None, :] * groups + group) * 16 + places[:, None]
+    scales_of_group = scale + (wide_columns * groups + group) * 2
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
-    for k in range(first, last, BLOCK_K):
-        pairs = k // 2 + tl.arange(0, BLOCK_K // 2)
-        is_pair = pairs < last // 2
-        blocks = k // 16 + tl.arange(0, BLOCK_K // 16)
-        is_block = blocks < last // 16
-        codes = tl.load(
-            packed + wide_columns[:, None] * (K // 2) + pairs[None, :],
-            mask=is_column[:, None] & is_pair[None, :],
-            other=0,
-        ).to(tl.uint16)
-        scales = tl.load(
-            scale + wide_columns[:, None] * (K // 16) + blocks[None, :],
-            mask=is_column[:, None] & is_block[None, :],
-            other=0,
-        ).to(tl.uint16)
-        # 2**22 undoes both biases.
-        steps = ((scales & 0x7F) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 4194304.0
-        steps = tl.reshape(
-            tl.broadcast_to(steps[:, :, None], (BLOCK_COLUMNS, BLOCK_K // 16, 8)), (BLOCK_COLUMNS, BLOCK_K // 2)
-        )
-        even_codes = ((codes & 0x7) << 9) | ((codes & 0x8) << 12)
-        odd_codes = ((codes & 0x70) << 5) | ((codes & 0x80) << 8)
-        even_weights = (even_codes.to(tl.float16, bitcast=True).to(tl.float32) * steps).to(DOT_DTYPE)
-        odd_weights = (odd_codes.to(tl.float16, bitcast=True).to(tl.float32) * steps).to(DOT_DTYPE)
-        inputs = x + wide_rows[:, None] * x_stride + 2 * pairs[None, :]
-        is_input = is_row[:, None] & is_pair[None, :]
-        even = tl.load(inputs, mask=is_input, other=0.0).to(DOT_DTYPE)
-        odd = tl.load(inputs + 1, mask=is_input, other=0.0).to(DOT_DTYPE)
-        total = tl.dot(even, tl.trans(even_weights), total)
-        total = tl.dot(odd, tl.trans(odd_weights), total)
+    for k in range(first, tl.minimum(first + columns_k, K), 128):
+        words = tl.load(words_of_group, mask=is_column[None, :], other=0)
+        low_scales = tl.load(scales_of_group, mask=is_column, other=0)
+        high_scales = tl.load(scales_of_group + 1, mask=is_column, other=0)
+        for i in tl.static_range(8):
+            is_input = is_row[:, None] if IS_ALIGNED else is_row[:, None] & (k + 16 * i + places < K)[None, :]
+            values = tl.load(inputs + 16 * i, mask=is_input, other=0.0).to(DOT_DTYPE)
+            scales = ((low_scales if i < 4 else high_scales) >> (8 * (i % 4))) & 0x7F
+            # 2**116 times the scale: 2**8 for its own bias, 2**126 for the code's, less 2**10 that would overflow.
+            steps = (scales << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 2.1267647932558654e37
+            # 0x81C00000: the sign, and the three bits of the magnitude below it, moved on by six.
+            bits = ((words << (28 - 4 * i)) >> 6) & -2118123520
+            weights = (bits.to(tl.float32, bitcast=True) * steps[None, :]).to(DOT_DTYPE)
+            total = tl.dot(values, weights, total)
+        inputs += 128
+        words_of_group += 16
+        scales_of_group += 2
+    total *= 1024.0
     is_result = is_row[:, None] & is_column[None, :]
     if IS_PARTIAL:
         places = out + (split.to(tl.int64) * n + wide_rows[:, None]) * N + wide_columns[None, :]

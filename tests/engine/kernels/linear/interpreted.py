@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from engine.kernels.linear import w4a16_kernel
+from engine.kernels.linear.nvfp4_triton import group_codes, group_scales
 from engine.weights.formats import Nvfp4Weight
 from engine.weights.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from tests.engine.kernels.linear.samples import SM90, dense, exact, make_room, nvfp4, random_rows, relative_error
@@ -74,8 +75,10 @@ def every_code(rows: int, columns: int) -> Nvfp4Weight:
 
 def multiply(weight: Nvfp4Weight, x: torch.Tensor, multiprocessors: int) -> torch.Tensor:
     rows = weight.out_features
-    packed = surrounded(weight.packed, 0, 0xFF)
-    scale = surrounded(weight.scale.view(torch.uint8), 0, 0x7F)
+    packed, scale = (
+        surrounded(grouped.flatten(1), 0, -1).view(grouped.shape)
+        for grouped in (group_codes(weight.packed), group_scales(weight.scale))
+    )
     row_scale = torch.full((rows + 2,), torch.nan)
     row_scale[1:-1] = weight.global_scale
     return w4a16_kernel.multiply(surrounded(x, 8, torch.nan), packed, scale, row_scale[1:-1], multiprocessors)
