@@ -1,0 +1,89 @@
+"""A running engine whose copies to and from host memory end late: the same answers, and sound books."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from cache import Tier
+from engine.copier import StreamCopier
+from tests.engine.late_stream import LateFlight, LateStream
+from tests.engine.loop.test_engine import collect, request
+from tests.engine.loop.test_host_tier import HOST, PROMPTS, answers
+
+pytestmark = pytest.mark.anyio
+
+
+class PacedStream(LateStream):
+    """Now and then some of the copies that are under way end, between two steps."""
+
+    def __init__(self, chance: Random) -> None:
+        super().__init__()
+        self.chance = chance
+        self.late = 0
+
+    def queue(self, work, after) -> LateFlight:
+        flight = super().queue(work, after)
+        flight.seconds = 1e-6  # So quick that nothing is computed instead.
+        return flight
+
+    def mark(self) -> int:
+        for _ in range(self.chance.choice([0, 0, 0, 1, 3])):
+            if self.queued:
+                self.do_next()
+        self.late += len(self.queued)
+        return super().mark()
+
+
+async def slow_down(engine, seed: int) -> PacedStream:
+    runner, stream = engine._loop._runner, PacedStream(Random(seed))
+    copier = StreamCopier(runner._storage.queue, stream, engine._faults)
+    await engine._loop.between_steps(lambda _scheduler: setattr(runner, "_copier", copier))
+    return stream
+
+
+ROOM = {**HOST, "max_concurrency": 4, "kv_pages": 192}
+
+
+def decode_beside(engine) -> asyncio.Task:
+    """Keep the engine computing, so that steps need not wait for copies."""
+    return asyncio.create_task(collect(engine.submit(request((7, 8, 9), "beside", max_tokens=100))))
+
+
+async def test_copies_that_end_late_change_no_token(running_engine):
+    async with running_engine(prefix_reuse=False) as engine:
+        expected = dict(zip(PROMPTS, (await answers(engine, PROMPTS))[0], strict=True))
+    async with running_engine(**ROOM) as engine:
+        stream, chance = await slow_down(engine, 1), Random(2)
+        for _ in range(3):
+            prompts, beside = chance.choices(PROMPTS, k=3), decode_beside(engine)
+            generations = [engine.submit(request(prompt, str(place))) for place, prompt in enumerate(prompts)]
+            ended = await asyncio.gather(*map(collect, generations))
+            assert [token_ids for _, token_ids in ended] == [expected[prompt] for prompt in prompts]
+            await beside
+            await engine._loop.wait_until_empty()
+            await engine.reset_cache([Tier.DEVICE])
+            assert engine.check() == []
+        assert engine.snapshot().cache.restores >= 3
+        assert stream.late > 10
+
+
+async def test_clients_that_leave_while_copies_are_under_way_leave_nothing_behind(running_engine):
+    async with running_engine(**ROOM) as engine:
+        expected = dict(zip(PROMPTS, (await answers(engine, PROMPTS))[0], strict=True))
+        stream, chance = await slow_down(engine, 3), Random(4)
+        for _ in range(4):
+            prompts, beside = chance.sample(PROMPTS, k=3), decode_beside(engine)
+            leaving = [engine.submit(request(prompt, str(prompt[0]), max_tokens=150)) for prompt in prompts[:2]]
+            await anext(leaving[0])
+            staying = asyncio.create_task(collect(engine.submit(request(prompts[2]))))
+            for generation in leaving:
+                await generation.aclose()
+            assert (await staying)[1] == expected[prompts[2]]
+            await beside
+            await engine._loop.wait_until_empty()
+            await engine.reset_cache([Tier.DEVICE])
+        assert stream.late > 10
+        assert engine.snapshot().step_failures_total == 0
