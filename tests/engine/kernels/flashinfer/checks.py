@@ -5,6 +5,7 @@ Functions and not tests, because the table of mutations runs them too, over libr
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from engine.kernels.torch.linear import dense_weight
 from engine.kernels.torch.sampling import philox_uniform
 from engine.models.config import RopeConfig
 from engine.models.rope import cos_sin_cache
-from tests.engine.kernels.flashinfer.rig import CASES, PAGES, STATE_CASES, Case, Rig, kv_pages, slot_pool
+from tests.engine.kernels.flashinfer.rig import CASES, PAGES, STATE_CASES, Case, Rig, draw_case, kv_pages, slot_pool
 from tests.engine.kernels.linear.samples import fp8, nvfp4
 
 FP8 = torch.float8_e4m3fn
@@ -242,6 +243,16 @@ def check_decodes_in_buffers(rig: Rig) -> None:
         _check_gated_delta_rule(rig, replace(case, slots=(7, 3, 9, 0, 4)), name)
 
 
+def check_any_step(rig: Rig) -> None:
+    """Steps drawn at random: lengths at and beside chunks and pages, captures wherever they may be."""
+    rig.kernels.prepare_decodes(4, PAGES)
+    for seed in range(8):
+        case = draw_case(random.Random(seed))
+        name = f"{case}"
+        _check_gated_delta_rule(rig, case, name)
+        _check_attention(rig, replace(case, captures=()), name)
+
+
 def check_linear(rig: Rig) -> None:
     """The classes that flashinfer serves stay in service after their trial, and multiply by what the weights say.
 
@@ -314,6 +325,7 @@ CHECKS: dict[str, Callable[[Rig], None]] = {
         check_gated_delta_rule_of_prefills,
         check_captures,
         check_decodes_in_buffers,
+        check_any_step,
         check_linear,
         check_sample,
     )
@@ -326,5 +338,5 @@ PARTS = {
     "captures",
 }
 """Of other checks: what the table of mutations needs of them."""
-BY_ARCHITECTURE = {"attention", "gated_delta_rule", "decodes_in_buffers"}
+BY_ARCHITECTURE = {"attention", "gated_delta_rule", "decodes_in_buffers", "any_step"}
 """Where the backend chooses by the architecture."""

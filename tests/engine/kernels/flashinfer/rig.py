@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -161,6 +162,23 @@ STATE_CASES = {
         ),
     ),
 }
+
+
+def draw_case(rng: random.Random) -> Case:
+    """Up to four sequences, decodes first; slots and captures in no order."""
+    decodes = rng.randint(0, 3)
+    prefills = rng.randint(0 if decodes else 1, 4 - decodes)
+    new = [1] * decodes + [rng.choice((1, 2, 17, 63, 64, 65, 128, 130)) for _ in range(prefills)]
+    old = [rng.choice((1, 15, 16, 17, 64)) for _ in range(decodes)]
+    old += [0 if count == 1 else rng.choice((0, 0, 1, 16, 63)) for count in new[decodes:]]
+    slots = rng.sample(range(SLOTS), SLOTS)
+    free, captures = slots[len(new) :], []
+    for i, count in enumerate(new):
+        for offset in {*range(64, count, 64), count}:
+            if free and rng.random() < 0.5:
+                captures.append(StateCapture(i, offset, free.pop()))
+    rng.shuffle(captures)
+    return Case(new, old, tuple(captures), slots=slots[: len(new)])
 
 
 def kv_pages(rig: Rig, layout: BatchLayout, *, kv_heads: int = 2, head_dim: int = 128) -> torch.Tensor:
