@@ -54,7 +54,7 @@ slow: $(VENV)/.dev
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench soak --requests $(REQUESTS) $(ARGS)
 
-# Needs nvcc and no GPU: our own kernel (seconds), and flashinfer's modules for our shapes (on two cores, two hours). With
+# Needs nvcc and no GPU: our own kernels (seconds), and flashinfer's modules for our shapes (on two cores, two hours). With
 # ARGS="--only norm append 'decode*'" only some of them.
 check-cuda-build: $(VENV)/.dev
 	$(BIN)/python -m bench.gpu.triton_build

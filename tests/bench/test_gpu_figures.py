@@ -157,14 +157,17 @@ def test_every_module_that_is_listed_can_be_made(architecture):
 
 
 COMPILE = """
-from bench.gpu.triton_build import compile_variant, variants
-decode, _, prefill, _ = variants()
-assert "mma.sync" in compile_variant(decode, 120).ptx
-assert "wgmma" in compile_variant(prefill, 90).ptx
+from bench.gpu.triton_build import compile_call
+(decode,) = compile_call("w4a16, one row", 120)
+(prefill,) = compile_call("w4a16, 2048 rows", 90)
+assert ".target sm_120" in decode.ptx and "mma.sync" in decode.ptx, decode.ptx
+assert ".target sm_90" in prefill.ptx and "wgmma" in prefill.ptx, prefill.ptx
+for name in ("conv, decodes", "conv, prefill", "gated norm"):
+    assert compile_call(name, 90)
 """
 
 
-def test_our_triton_kernel_compiles_for_gpus_that_are_not_here(tmp_path):
+def test_our_triton_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     """To machine code for their tensor cores. In a process of its own: others run the kernel in the interpreter."""
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
