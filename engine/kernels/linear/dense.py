@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from engine.kernels.device import DeviceTraits
-from engine.kernels.linear.product import dtype_name, format_name, stack_biases, stack_rows, total_bytes
+from engine.kernels.linear.product import dtype_name, format_name, stack_biases, total_bytes
 from engine.options import Activations
 from engine.weights.formats import DenseWeight, Fp8Weight, LinearWeight
 from engine.weights.nvfp4 import dequantize_nvfp4
+
+_VALUES_AT_A_TIME = 2**25
+"""What dequantising takes besides the result is bounded by it: a few float32 numbers for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,13 @@ class Dense:
         return sum(shard.out_features * shard.in_features for shard in shards) * self._dtype.itemsize
 
     def prepare(self, shards: Sequence[LinearWeight]) -> DenseProduct:
-        weight = stack_rows([dense_rows(shard, self._device).to(self._dtype) for shard in shards], self._device)
+        rows = sum(shard.out_features for shard in shards)
+        weight = torch.empty(rows, shards[0].in_features, dtype=self._dtype, device=self._device)
+        first = 0
+        for shard in shards:
+            for part in _parts(shard):
+                weight[first : first + part.out_features] = dense_rows(part, self._device)
+                first += part.out_features
         return DenseProduct(weight, stack_biases(shards, self._dtype, self._device), self.kind_of(shards[0]))
 
 
@@ -86,11 +95,16 @@ def dense_rows(shard: LinearWeight, device: torch.device) -> torch.Tensor:
     )
 
 
-def first_rows(shard: LinearWeight, rows: int) -> LinearWeight:
-    """The same shard, cut off after `rows` rows and without its bias."""
+def rows_of(shard: LinearWeight, rows: slice) -> LinearWeight:
+    """Some of a shard's rows, without their bias."""
     if isinstance(shard, DenseWeight):
-        return replace(shard, weight=shard.weight[:rows], bias=None)
+        return replace(shard, weight=shard.weight[rows], bias=None)
     if isinstance(shard, Fp8Weight):
-        scale = shard.scale if shard.scale.numel() == 1 else shard.scale.view(-1)[:rows]
-        return replace(shard, weight=shard.weight[:rows], scale=scale, bias=None)
-    return replace(shard, packed=shard.packed[:rows], scale=shard.scale[:rows], bias=None)
+        scale = shard.scale if shard.scale.numel() == 1 else shard.scale.view(-1)[rows]
+        return replace(shard, weight=shard.weight[rows], scale=scale, bias=None)
+    return replace(shard, packed=shard.packed[rows], scale=shard.scale[rows], bias=None)
+
+
+def _parts(shard: LinearWeight) -> Iterator[LinearWeight]:
+    step = max(_VALUES_AT_A_TIME // shard.in_features, 1)
+    return (rows_of(shard, slice(first, first + step)) for first in range(0, shard.out_features, step))

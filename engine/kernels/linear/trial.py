@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from engine.errors import EngineError
-from engine.kernels.linear.dense import dense_rows, first_rows
+from engine.kernels.linear.dense import dense_rows, rows_of
 from engine.kernels.linear.product import LinearClass, Product
 from engine.weights.formats import DenseWeight, LinearWeight
 
-_BATCHES = (1, 5, 130)
+_BATCHES = (1, 5, 20, 130)
+"""Decodes and prefills: kernels differ by the number of rows."""
 _ROWS = 64
 
 
@@ -49,7 +50,7 @@ def _relative_error(
     actual, expected, first = [], [], 0
     for shard in shards:
         rows = min(_ROWS, shard.out_features)
-        expected.append(x.float() @ dense_rows(first_rows(shard, rows), device).float().t())
+        expected.append(x.float() @ dense_rows(rows_of(shard, slice(rows)), device).float().t())
         bias = torch.zeros(rows) if shard.bias is None else shard.bias[:rows].float()
         actual.append(out[:, first : first + rows].float() - bias.to(device))
         first += shard.out_features

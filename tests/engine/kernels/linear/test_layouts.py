@@ -10,6 +10,7 @@ from flashinfer.gemm.gemm_bf16_fp4_cudnn import _prepare_cudnn
 from flashinfer.quantization.fp4_quantization import SfLayout, _e2m1_and_ufp8sf_scale_to_float_cpu
 
 from engine.kernels.linear.nvfp4_flashinfer import swizzled_scales
+from engine.kernels.linear.nvfp4_triton import group_codes, group_scales
 from engine.weights.nvfp4 import dequantize_nvfp4, quantize_nvfp4, unpack_e2m1
 from tests.engine.kernels.linear.library import LinearLibrary
 from tests.engine.kernels.linear.samples import nvfp4, random_rows
@@ -111,3 +112,16 @@ def test_dequantising_agrees_with_flashinfer(amax):
     )
     rounding = 0.0 if amax else 2.0**-22
     torch.testing.assert_close(dequantize_nvfp4(weight), theirs, rtol=rounding, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 128), (9, 400), (3, 16)])
+def test_regrouped_codes_and_scales_are_those_of_their_columns(monkeypatch, rows, columns):
+    """Code i of word j is that of column 16 i + j of the group; regrouped four rows at a time."""
+    monkeypatch.setattr("engine.kernels.linear.nvfp4_triton._ROWS_AT_A_TIME", 4)
+    shard = nvfp4(rows, columns)
+    words, scales = group_codes(shard.packed), group_scales(shard.scale)
+    codes = torch.stack([(words >> (4 * i)) & 15 for i in range(8)], dim=2).flatten(1)
+    expected = torch.stack((shard.packed & 15, shard.packed >> 4), dim=-1).flatten(1)
+    assert torch.equal(codes[:, :columns], expected.int())
+    assert int(codes[:, columns:].sum()) == 0
+    assert torch.equal(scales.view(torch.uint8).flatten(1)[:, : columns // 16], shard.scale.view(torch.uint8))

@@ -108,6 +108,14 @@ def test_fused_shards_of_unequal_scales_give_the_bits_of_the_unfused(traits, act
     assert fused.out_features == sum(shard.out_features for shard in shards)
 
 
+@pytest.mark.parametrize("shard", [nvfp4(70), fp8(70), fp8(70, by_row=True), dense(70)])
+def test_unpacking_a_few_rows_at_a_time_changes_nothing(monkeypatch, shard):
+    x = inputs(3)
+    whole = make_room().prepare([shard, dense(3)]).apply(x)
+    monkeypatch.setattr("engine.kernels.linear.dense._VALUES_AT_A_TIME", 16 * COLUMNS)
+    assert torch.equal(make_room().prepare([shard, dense(3)]).apply(x), whole)
+
+
 @pytest.mark.parametrize(
     ("activations", "make", "calls"),
     [
