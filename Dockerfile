@@ -25,8 +25,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 
 FROM ${PYTHON_IMAGE} AS cpu
-# PyTorch's index of builds without CUDA, far smaller than PyPI's; what torch needs comes from PyPI in the step after it.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# PyPI's torch is the build for CUDA. With --build-arg TORCH_INDEX=URL of PyTorch's index of CPU builds the image is far
+# smaller; what torch needs comes from PyPI in the step after it.
+ARG TORCH_INDEX=
 RUN useradd --uid 10001 --create-home dalsegno \
     && mkdir /home/dalsegno/.cache /models \
     && chown dalsegno: /home/dalsegno/.cache \
@@ -35,7 +36,7 @@ ENV PATH=/opt/dalsegno/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     DALSEGNO_SERVER_HOST=0.0.0.0
 COPY --from=wheel /requirements /requirements
-RUN pip install --no-cache-dir --no-deps --constraint /requirements/constraints.txt --index-url "$TORCH_INDEX" torch
+RUN pip install --no-cache-dir --no-deps --constraint /requirements/constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 RUN pip install --no-cache-dir --constraint /requirements/constraints.txt --requirement /requirements/base.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels pip install --no-cache-dir --no-deps /wheels/*.whl
 USER 10001

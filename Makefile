@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
-# PyPI's torch for Linux is the build for CUDA. https://download.pytorch.org/whl/cpu has the one without, which is far smaller.
+# PyPI's torch for Linux is the build for CUDA. PyTorch's own index of CPU builds has the one without, which is far smaller.
 TORCH_INDEX ?=
 REQUESTS ?= 3000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -42,3 +43,25 @@ def test_every_module_says_in_its_first_line_why_it_exists(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_module_outgrows_one_reason(path):
     assert len(path.read_text().splitlines()) <= 400
+
+
+REGISTRY_HOSTS = (
+    "pypi.org",
+    "pythonhosted.org",
+    "pytorch.org/whl",
+    "registry.npmjs",
+    "docker.io",
+    "ghcr.io",
+    "nvcr.io",
+)
+"""Where packages come from is the affair of whoever installs them."""
+
+
+def test_no_file_names_the_host_of_a_registry():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name and not name.endswith((".safetensors", ".png"))]
+    texts = {path.relative_to(ROOT): path.read_text(errors="replace") for path in files if path.is_file()}
+    me = Path("tests/test_house.py")
+    assert [
+        f"{path}: {host}" for path, text in texts.items() if path != me for host in REGISTRY_HOSTS if host in text
+    ] == []
