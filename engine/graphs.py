@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -20,8 +20,10 @@ MOST_ROWS = 32
 them."""
 _WARM_UP_RUNS = 2
 """Before a capture: the first run compiles kernels and allocates their workspaces, which a capture must not."""
-_DUMMY_CONTEXT_TOKENS = 2
-"""Tokens in each sequence of the step that is captured, its own included."""
+_DUMMY_PAGES = 2
+"""For each sequence of the steps that are captured and tried."""
+_TOLERANCE = 0.02
+"""Of the largest logit: between a replayed step and the same one run eagerly."""
 _KERNEL = "decode step"
 
 logger = logging.getLogger("dalsegno.kernels")
@@ -85,27 +87,29 @@ class DecodeGraphs:
         self._kernels = kernels
         self._state = state
         self._page_size = page_size
-        self._max_batch = min(max_batch, MOST_ROWS)
+        pages = min([max_pages, *map(len, state.kv)])
+        self._max_batch = min(max_batch, MOST_ROWS, pages // _DUMMY_PAGES)
         self._max_pages = max_pages
         self._recorder = recorder
         self._replays: dict[int, Work] = {}
         self._token_ids = torch.empty(0, dtype=torch.int64)
         self._logits = torch.empty(0)
-        self.choice = KernelChoice(_KERNEL, "eager", _why_not(kernels))
+        self.choice = KernelChoice(_KERNEL, "eager", _why_not(kernels, self._max_batch))
         """How decode steps run, and why not as graphs; nothing was to be captured on a CPU."""
         self.taken_bytes = 0
         """Of the device, by graphs and what they share."""
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture every size, the largest first, whose memory the smaller ones then use again.
+        """Capture every size, the largest first, whose memory the smaller ones then use again; and try each, for what a
+        graph froze that it should read anew gives wrong tokens, not errors.
 
         To be called while no sequence holds a page or a slot: the captured step is one of sequences that do not exist,
         in the first pages and slots, which are zero again afterwards. When a size cannot be captured, none is kept and
         all steps run eagerly; the log and `choice` say why.
         """
         kernels = self._kernels
-        if not _can_capture(kernels):
+        if not _can_capture(kernels) or not self._max_batch:
             if self.choice.reason:
                 logger.warning("decode steps run eagerly, which is slower: %s", self.choice.reason)
             return
@@ -116,6 +120,7 @@ class DecodeGraphs:
             with track("capturing decode steps", self._max_batch, unit="graphs") as advance:
                 for rows in range(self._max_batch, 0, -1):
                     self._replays[rows] = self._record(rows, recorder)
+                    self._try(rows)
                     advance(1)
         except Exception as error:
             # Whatever it is, eager steps do without it; and where they need it too, they fail and say so.
@@ -155,44 +160,79 @@ class DecodeGraphs:
             recorder.warm_up(step)
         return recorder.record(step)
 
+    def _try(self, rows: int) -> None:
+        """Raises ValueError when replayed steps give other logits than eager ones: two steps, the second with other
+        tokens, longer contexts, and the slots and pages of the first in another order."""
+        layouts = (self._dummies(rows), self._dummies(rows, is_second=True))
+        for replayed, eager in zip(
+            self._logits_of(layouts, self.run), self._logits_of(layouts, self._eagerly), strict=True
+        ):
+            assert replayed is not None
+            assert eager is not None
+            error, largest = float((replayed - eager).abs().max()), float(eager.abs().max())
+            if not error <= _TOLERANCE * largest:
+                raise ValueError(f"a graph of {rows} sequences gives other logits: {error:.3g} off, of {largest:.3g}")
+
+    def _logits_of(
+        self, layouts: Iterable[BatchLayout], run: Callable[[BatchLayout, torch.Tensor], torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        self._forget_dummies()
+        found: list[torch.Tensor | None] = []
+        for number, layout in enumerate(layouts):
+            self._kernels.plan(layout)
+            token_ids = torch.arange(layout.num_sequences) * 7 + number + 1
+            logits = run(layout, token_ids % self._model.config.vocab_size)
+            found.append(None if logits is None else logits.clone())
+        return found
+
+    def _eagerly(self, layout: BatchLayout, token_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self._model.forward(self._kernels, self._state, token_ids.to(self._kernels.device))
+        return self._model.logits(self._kernels, hidden)
+
     def _allocate(self) -> None:
         device = self._kernels.device
         self._token_ids = torch.zeros(self._max_batch, dtype=torch.int64, device=device)
         self._logits = torch.zeros((self._max_batch, self._model.config.vocab_size), device=device)
 
-    def _dummies(self, rows: int) -> BatchLayout:
-        """So many sequences, each with pages of its own as far as there are so many."""
-        there, each = len(self._state.kv[0]), self._dummy_pages
+    def _dummies(self, rows: int, *, is_second: bool = False) -> BatchLayout:
+        """The first of two steps of as many sequences, of two tokens each; or the second, in which a sequence has more
+        tokens and takes up the slot and the pages of another."""
+        tokens = self._page_size + 1 if is_second else 2
+        each = -(-tokens // self._page_size)
+        order = torch.arange(rows, dtype=torch.int32)
+        order = order.flip(0) if is_second else order
+        pages = order[:, None] * _DUMMY_PAGES + torch.arange(each, dtype=torch.int32)
         indptr = torch.arange(rows + 1, dtype=torch.int32)
         return BatchLayout(
             num_decodes=rows,
             qo_indptr=indptr,
             kv_indptr=indptr * each,
-            kv_indices=torch.arange(rows * each, dtype=torch.int32) % there,
-            kv_last_page_len=torch.full((rows,), (_DUMMY_CONTEXT_TOKENS - 1) % self._page_size + 1, dtype=torch.int32),
-            positions=torch.full((rows,), _DUMMY_CONTEXT_TOKENS - 1, dtype=torch.int32),
-            state_slots=indptr[:rows].clone(),
+            kv_indices=pages.flatten(),
+            kv_last_page_len=torch.full((rows,), (tokens - 1) % self._page_size + 1, dtype=torch.int32),
+            positions=torch.full((rows,), tokens - 1, dtype=torch.int32),
+            state_slots=order,
             has_initial_state=torch.ones(rows, dtype=torch.bool),
             page_size=self._page_size,
         )
 
-    @property
-    def _dummy_pages(self) -> int:
-        return -(-_DUMMY_CONTEXT_TOKENS // self._page_size)
-
     def _forget_dummies(self) -> None:
-        for tensor in (*self._state.kv, *self._state.conv, *self._state.recurrent):
-            tensor[: self._max_batch * self._dummy_pages].zero_()
+        for tensor in self._state.kv:
+            tensor[: self._max_batch * _DUMMY_PAGES].zero_()
+        for tensor in (*self._state.conv, *self._state.recurrent):
+            tensor[: self._max_batch].zero_()
 
 
 def _can_capture(kernels: Kernels) -> TypeGuard[CapturableKernels]:
     return isinstance(kernels, CapturableKernels) and kernels.can_capture
 
 
-def _why_not(kernels: Kernels) -> str:
+def _why_not(kernels: Kernels, max_batch: int) -> str:
+    if not max_batch:
+        return f"a graph is tried on {_DUMMY_PAGES} KV pages, and there are not so many"
     if kernels.device.type == "cpu" or _can_capture(kernels):
         return ""
-    return f"a step of the {kernels.name} kernels cannot be captured"
+    others = ", ".join(choice.kernel for choice in kernels.choices if choice.reason)
+    return f"a step of the {kernels.name} kernels cannot be captured with what serves {others or 'them'} here"
 
 
 class CudaRecorder:

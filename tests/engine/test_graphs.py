@@ -1,4 +1,4 @@
-"""Decode steps as graphs: replayed at the same addresses they pick what eager steps pick, and nothing else replays."""
+"""Decode steps as graphs: replayed at the same addresses they pick what eager steps pick; what does not is not kept."""
 
 import logging
 
@@ -137,6 +137,7 @@ def expected(folder):
 def test_replayed_steps_pick_what_eager_ones_pick(folder, expected):
     rig = Rig(folder)
     rig.graphs.capture()
+    rig.recorder.replayed = 0
     assert rig.serve() == expected
     assert rig.recorder.replayed == 10, "all steps of up to three decodes, but for the one that captures a state"
 
@@ -147,7 +148,8 @@ def test_each_size_is_captured_once_the_largest_first(folder, monkeypatch):
         FlashinferKernels, "plan", lambda self, layout: (sizes.append(layout.num_decodes), plan(self, layout))
     )
     rig.graphs.capture()
-    assert sizes == [3, 2, 1]
+    assert list(dict.fromkeys(sizes)) == [3, 2, 1]
+    assert rig.recorder.recorded == 3
     assert rig.graphs.choice.implementation == "CUDA graphs for 1 to 3 sequences"
 
 
@@ -175,8 +177,28 @@ def test_a_capture_that_fails_leaves_eager_steps_and_says_so_once(folder, expect
     assert (choice.kernel, choice.implementation) == ("decode step", "eager")
     assert "RuntimeError: operation not permitted when stream is capturing" in choice.reason
     assert [each.levelname for each in caplog.records if choice.reason in each.message] == ["WARNING"]
+    rig.recorder.replayed = 0
     assert rig.serve() == expected
     assert rig.recorder.replayed == 0
+
+
+def freeze_the_plan(rig, monkeypatch):
+    """Plans go to other memory each time, which a graph does not know of."""
+    monkeypatch.setattr(FlashinferKernels, "prepare_decodes", lambda self, max_batch, max_pages: None)
+
+
+def replay_nothing(rig, monkeypatch):
+    monkeypatch.setattr(Tape, "replay", lambda self: None)
+
+
+@pytest.mark.parametrize("spoil", [freeze_the_plan, replay_nothing])
+def test_a_graph_that_does_not_follow_the_plan_is_found_out_before_it_serves(folder, expected, monkeypatch, spoil):
+    rig = Rig(folder)
+    spoil(rig, monkeypatch)
+    rig.graphs.capture()
+    assert rig.graphs.choice.implementation == "eager"
+    assert "a graph of 3 sequences gives other logits" in rig.graphs.choice.reason
+    assert rig.serve() == expected
 
 
 @pytest.mark.parametrize(
