@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from cache import Tier
+from cache import CopyObject, Tier
 from engine.sequence import SequenceState
 from tests.engine.house import House
 from tests.engine.late_device import LateDevice
@@ -90,19 +90,17 @@ def test_a_demotion_under_way_keeps_its_pages_its_slot_and_its_units():
             break
         house.step()
     (demotion,) = house.cache.demotions.under_way
-    held = {
-        (unit.tier, number)
-        for copy in demotion.copies
-        for unit in (copy.source, copy.destination)
-        for number in unit.units
-        if unit.tier is Tier.HOST or copy.what == "kv_page"
-    }
-    for _ in range(5):
+    cache = house.cache
+    pools = {CopyObject.KV_PAGE: cache.pages, CopyObject.STATE: cache.slots}
+    held = {(pools[copy.what].name, copy.source.unit) for copy in demotion.copies}
+    held |= {(cache.host.name, unit) for copy in demotion.copies for unit in copy.destination.units}
+    assert {name for name, _ in held} == {cache.pages.name, cache.slots.name, cache.host.name}
+    for number in range(5):
+        house.submit(f"next{number}", range(300 + 40 * number, 320 + 40 * number))
         house.step()
         assert house.scheduler.copies.under_way
-        pools = {Tier.DEVICE: house.cache.pages, Tier.HOST: house.cache.host}
-        leased = {(tier, unit) for tier, pool in pools.items() for lease in pool.leases() for unit in lease.units}
-        assert held <= leased
+        all_pools = (*pools.values(), cache.host)
+        assert held <= {(pool.name, unit) for pool in all_pools for lease in pool.leases() for unit in lease.units}
 
 
 def test_a_request_that_leaves_while_its_restore_is_under_way_leaves_its_pages_to_others():
