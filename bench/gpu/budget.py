@@ -18,6 +18,10 @@ class Budget:
     def left_seconds(self) -> float:
         return self.seconds - (self._clock() - self._started)
 
+    def extend(self, seconds: float) -> None:
+        """Do not count these, which were spent on what is done once for a machine."""
+        self._started += seconds
+
     @property
     def is_used(self) -> bool:
         return self.left_seconds <= 0

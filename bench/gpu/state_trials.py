@@ -13,6 +13,8 @@ from engine.models.config import GatedDeltaNetConfig, ModelConfig
 
 FP8_SCALES = KvScales(k=0.05, v=0.025)
 _E4M3_MAX = 448.0
+_DELTA_TOLERANCE = 3e-2
+"""In a chunk several products follow on one another, and each may be rounded to bfloat16 on its way to the next."""
 _FP8_TOLERANCE = 5e-2
 """Rounded to e4m3 a number moves by up to a sixteenth of itself, and a last bit of bfloat16 can decide which way."""
 
@@ -128,7 +130,7 @@ def _gated_delta_rule(gdn: GatedDeltaNetConfig, batch: Batch, seed: int) -> Tria
         after = own.cpu()
         return {"out": out, "states": after[touched], "untouched": after[~touched]}
 
-    return Trial("gated_delta_rule", batch.name, run, exact=frozenset({"untouched"}))
+    return Trial("gated_delta_rule", batch.name, run, _DELTA_TOLERANCE, frozenset({"untouched"}))
 
 
 def _pages(shape: tuple[int, ...], is_fp8: bool, generator: torch.Generator) -> torch.Tensor:

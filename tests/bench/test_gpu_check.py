@@ -279,6 +279,13 @@ def test_a_section_that_breaks_is_wrong_and_the_next_one_runs():
     assert any(each.section == "copies" and each.is_right for each in check.report.comparisons)
 
 
+def test_what_is_done_once_for_a_machine_is_not_counted():
+    budget = Budget(100, clock=iter([0.0, 150.0, 150.0]).__next__)
+    assert budget.is_used
+    budget.extend(120.0)
+    assert budget.left_seconds == 70.0
+
+
 def test_what_the_budget_does_not_reach_is_named():
     ticks = iter(range(0, 10**6, 10))
     check = make_check(budget=Budget(300, clock=lambda: next(ticks)))
