@@ -150,11 +150,14 @@ def row_steps(x: torch.Tensor, limit: float) -> torch.Tensor:
     """[n, 1] float32: for each row the power of two that brings it within +-limit when divided by it.
 
     A row's step depends on that row alone, so a token's result does not depend on its batch; and dividing and
-    multiplying by a power of two rounds nothing. A row of zeros has step 1.
+    multiplying by a power of two rounds nothing. A row of zeros has step 1; one that is not finite has NaN, so that it
+    stays seen through formats that have no infinity.
     """
     amax = x.abs().amax(dim=1, keepdim=True).float()
-    exponent = torch.frexp(amax / limit).exponent
-    return torch.ldexp(torch.ones_like(amax), exponent)
+    exponent = torch.frexp(amax / limit).exponent.clamp_(-126, 127)
+    # By its bits, where a power function may be off by one.
+    steps = ((exponent + 127) << 23).view(torch.float32)
+    return steps + (amax - amax)
 
 
 def denied(function: object, traits: DeviceTraits, backend: str) -> bool:

@@ -156,12 +156,23 @@ def test_a_rows_own_scale_does_not_depend_on_its_batch(shard):
 
 
 def test_the_step_of_a_row_is_the_power_of_two_that_brings_it_into_range():
-    x = torch.tensor([[448.0, -1.0], [449.0, 0.0], [-3.0, 2.0], [0.0, 0.0], [1e-30, 0.0]])
+    x = torch.tensor([[448.0, -1.0], [449.0, 0.0], [-3.0, 2.0], [0.0, 0.0], [1e-30, 0.0], [1e-44, 0.0]])
     steps = row_steps(x, 448.0)
     assert torch.equal(steps, torch.exp2(torch.log2(steps).round()))
     assert bool((x.abs().amax(1, keepdim=True) / steps <= 448.0).all())
     assert bool((x[:3].abs().amax(1, keepdim=True) / steps[:3] >= 224.0).all())
     assert steps[3] == 1.0
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("shard", [nvfp4(64), fp8(48)], ids=["nvfp4", "fp8"])
+def test_a_row_that_is_not_finite_stays_seen_and_alone(shard, value):
+    x = inputs(3)
+    x[1, 5] = value
+    out = make_room(SM100, "fp4").prepare([shard]).apply(x)
+    assert out[1].isnan().all()
+    assert out[0].isfinite().all()
+    assert out[2].isfinite().all()
 
 
 @pytest.mark.parametrize(
