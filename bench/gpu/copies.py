@@ -34,8 +34,7 @@ def run_copies(
     dtype = torch.bfloat16
     state = allocate_state(config, num_pages=2 * pages, page_size=page_size, num_slots=2, dtype=dtype, device=device)
     for tensor in (*state.kv, *state.conv, *state.recurrent):
-        tensor.copy_(torch.randn(tensor.shape[1:], device=device, dtype=torch.float32).expand(tensor.shape))
-        tensor[len(tensor) // 2 :].zero_()
+        tensor[: len(tensor) // 2].normal_()
     page_bytes = page_size * config.kv_bytes_per_token(dtype.itemsize)
     units_of_state = -(-config.state_image_bytes(dtype.itemsize) // page_bytes)
     host = allocate_host_memory(units_of_state + pages, page_bytes, device)
