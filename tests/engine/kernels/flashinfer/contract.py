@@ -18,6 +18,8 @@ from flashinfer.trace.template import Scalar, TraceTemplate
 
 from engine.kernels.flashinfer.library import FUNCTIONS
 
+ALIGNED_BYTES = 16
+
 
 class ContractError(AssertionError):
     """A call that flashinfer would refuse on a GPU, or would take for another one."""
@@ -146,14 +148,18 @@ def check_template(template: TraceTemplate, arguments: dict[str, Any]) -> dict[s
 
 
 def check_activations(dtype: torch.dtype, **tensors: torch.Tensor | None) -> None:
-    """All in the library's activation dtype, the last dim dense (CHECK_LAST_DIM_CONTIGUOUS_INPUT of tvm_ffi_utils.h).
+    """All in the library's activation dtype, the last dim dense (CHECK_LAST_DIM_CONTIGUOUS_INPUT of tvm_ffi_utils.h),
+    and every row at a multiple of 16 bytes: the kernels read so many at once, and none asks.
 
-    On a GPU that is bfloat16. A test at float32 tolerances says float32, and gets the same arithmetic unrounded.
+    On a GPU the dtype is bfloat16. A test at float32 tolerances says float32, and gets the same arithmetic unrounded.
     """
     for name, tensor in tensors.items():
         if tensor is not None:
             require(tensor.dtype == dtype, f"{name} must be {dtype}, got {tensor.dtype}")
             require(tensor.stride(-1) == 1 or tensor.shape[-1] == 1, f"{name} has strides {tensor.stride()}")
+            steps = (tensor.stride(i) for i in range(tensor.dim() - 1) if tensor.shape[i] > 1)
+            starts = (tensor.data_ptr(), *(step * tensor.element_size() for step in steps))
+            require(all(start % ALIGNED_BYTES == 0 for start in starts), f"{name}: rows at {tensor.stride()} elements")
 
 
 def check_indices(*, dtypes: tuple[torch.dtype, ...] = (torch.int32,), **tensors: torch.Tensor | None) -> None:

@@ -268,11 +268,11 @@ def gated_delta_rule_decode_pretranspose(
         templates("gated_delta_rule_decode_pretranspose")[0],
         {"q": q, "k": k, "v": v, "state": state, "A_log": A_log, "a": a, "dt_bias": dt_bias, "b": b},
     )
-    check_activations(dtype, q=q, k=k, v=v, a=a, b=b, output=output)
+    check_activations(dtype, q=q, k=k, v=v, output=output)
+    for name, gate in {"a": a, "b": b}.items():
+        require(gate.dtype == dtype, f"{name} must be {dtype}, got {gate.dtype}")
     K, V = q.shape[3], v.shape[3]
     require(K >= HEAD_DIM and V >= HEAD_DIM and V % 8 == 0, f"K={K}, V={V}: at least {HEAD_DIM} each")
-    for name, tensor in {"q": q, "k": k, "v": v}.items():
-        require(tensor.data_ptr() % 16 == 0, f"{name} must be aligned to 16 bytes")
     require(A_log.dtype == torch.float32, f"A_log is {A_log.dtype}, must be float32")
     require(dt_bias.dtype in (torch.float32, torch.bfloat16), f"dt_bias is {dt_bias.dtype}")
     pool = state if initial_state is None else initial_state

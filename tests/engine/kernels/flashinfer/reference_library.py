@@ -128,8 +128,8 @@ def rmsnorm(
 ) -> torch.Tensor:
     require(input.dim() in (2, 3), f"input has shape {tuple(input.shape)}")
     check_template(templates("rmsnorm")[0], {"input": input.reshape(-1, input.shape[-1]), "weight": weight})
-    check_activations(dtype, input=input, weight=weight, out=out)
-    require(input.dim() == 3 or input.stride(0) * input.element_size() % 16 == 0 or len(input) == 1, "rows not aligned")
+    check_activations(dtype, input=input, out=out)
+    check_weight(dtype, weight)
     result = reference("rmsnorm")(input.float() * _for_eps(eps), weight).to(dtype)
     return result if out is None else out.copy_(result)
 
@@ -146,11 +146,17 @@ def fused_add_rmsnorm(
     """input <- the norm of their sum, residual <- their sum."""
     named = {"input": input, "residual": residual, "weight": weight}
     check_template(templates("fused_add_rmsnorm")[0], named)
-    check_activations(dtype, **named)
+    check_activations(dtype, input=input, residual=residual)
+    check_weight(dtype, weight)
     factor = _for_eps(eps)
     normalized = reference("fused_add_rmsnorm")(input.float() * factor, residual.float() * factor, weight)
     residual.add_(input)
     input.copy_(normalized)
+
+
+def check_weight(dtype: torch.dtype, weight: torch.Tensor) -> None:
+    """Not its address: on a CPU it may lie in the checkpoint's file, on a GPU it is an allocation of its own."""
+    require(weight.dtype == dtype and weight.is_contiguous(), f"the weight is {weight.dtype}, must be {dtype}")
 
 
 def _for_eps(eps: float) -> float:
