@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,7 +120,21 @@ def doubles(**arguments):
     return 2 * LinearLibrary().mm_fp4(**arguments)
 
 
-@pytest.mark.parametrize(("broken", "fault"), [(raises, "OSError: no nvcc here"), (doubles, "results are wrong")])
+def forgets_the_last_row(**arguments):
+    out = LinearLibrary().mm_fp4(**arguments)
+    if len(out) > 1:
+        out[-1] = torch.nan
+    return out
+
+
+@pytest.mark.parametrize(
+    ("broken", "fault"),
+    [
+        (raises, "OSError: no nvcc here"),
+        (doubles, "results are wrong"),
+        (forgets_the_last_row, "a relative error of nan for 5 rows"),
+    ],
+)
 def test_a_class_that_fails_its_trial_is_struck_off_and_named(broken, fault, caplog):
     library = LinearLibrary()
     library.mm_fp4 = broken
@@ -129,6 +144,15 @@ def test_a_class_that_fails_its_trial_is_struck_off_and_named(broken, fault, cap
     assert kinds == [W4A16, W4A16]
     assert sum(fault in record.message for record in caplog.records if record.levelno == logging.WARNING) == 1
     assert fault in room.census()[0].reason
+
+
+@pytest.mark.parametrize("make", [with_scale, without_scale, fp8_with_scale])
+def test_a_bias_far_above_the_product_does_not_fail_the_trial(make):
+    shard = make()
+    biased = replace(shard, bias=torch.full((shard.out_features,), 1000.3))
+    room = make_room(SM100)
+    assert room.prepare([biased]).kind == make_room(SM100).prepare([shard]).kind
+    assert room.census()[0].reason in ("", "the checkpoint has no scale for activations")
 
 
 def test_float32_kernels_unpack_quantised_weights():
