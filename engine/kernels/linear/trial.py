@@ -23,8 +23,8 @@ def find_fault(
 ) -> tuple[Product | None, str]:
     """Prepare shards and multiply by them: the product and "", or what is wrong with the class on this machine.
 
-    Random rows are multiplied by the product and by the first and last rows of each shard, dequantised, in float32. A wrong
-    layout, scale or convention is off by about the whole value; a compiler or part that is missing raises.
+    Random rows are multiplied by the product, and by the first and last rows of each shard, dequantised, in float32. A
+    wrong layout, scale or convention is off by about the whole value; a compiler or part that is missing raises.
     """
     try:
         product = linear_class.prepare(shards)
