@@ -26,6 +26,7 @@ from engine.runner import Runner
 from engine.storage import ModelState, Storage, allocate_host_memory, allocate_state
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from engine.warm_up import warm_up
 
 logger = logging.getLogger("dalsegno.engine")
 
@@ -64,14 +65,17 @@ def load_parts(folder: Path, options: EngineOptions) -> EngineParts:
     graphs = _capture_decodes(model, kernels, state, memory, options)
     storage, faults = Storage(state, host), Faults()
     copier = _make_copier(storage, kernels.device, faults)
+    runner = Runner(model, kernels, storage, memory.page_size, faults, copier=copier, graphs=graphs)
     choices = (*kernels.choices, *([] if graphs is None else [graphs.choice]))
     _tell_of_kernels(kernels, choices)
+    if kernels.device.type == "cuda":
+        warm_up(runner, memory)
     return EngineParts(
         config=config,
         tokenizer=tokenizer.limited_to(memory.max_context_tokens),
         chat_template=chat_template,
         memory=memory,
-        runner=Runner(model, kernels, storage, memory.page_size, faults, copier=copier, graphs=graphs),
+        runner=runner,
         kernel_choices=choices,
         faults=faults,
     )
