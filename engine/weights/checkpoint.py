@@ -6,6 +6,7 @@ import fnmatch
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +14,7 @@ import torch
 
 from engine.errors import WeightsError
 from engine.progress import Advance, track
-from engine.weights.formats import DenseWeight, LinearWeight
+from engine.weights.formats import DenseWeight, LinearWeight, Nvfp4Weight
 from engine.weights.kv_scales import (
     EVERY_KV_SCALE,
     OTHER_ATTENTION_SCALES,
@@ -94,7 +95,8 @@ class Checkpoint:
         return take_floats(self, entry, shape)
 
     def linear(self, prefix: str, out_features: int, in_features: int, *, has_bias: bool = False) -> LinearWeight:
-        """The linear layer `prefix`, in the format that its tensors are in; all its scales count as used.
+        """The linear layer `prefix`, in the format that its tensors are in; all its scales count as used. One that was
+        made for activations as they are has no `input_scale`.
 
         Raises WeightsError that names the tensor: missing, of a wrong shape or dtype, a scale without a weight or the
         other way round, a format that is not supported, a quantised layer that the checkpoint says it excludes.
@@ -107,6 +109,8 @@ class Checkpoint:
                     f"{self.folder}: layer {prefix} is quantised, but the quantisation config excludes it "
                     f"({pattern!r}); the checkpoint contradicts itself"
                 )
+            if isinstance(weight, Nvfp4Weight) and self.quantization.leaves_activations(prefix):
+                return replace(weight, input_scale=None)
         return weight
 
     def kv_scales(self, prefix: str) -> tuple[float, float] | None:

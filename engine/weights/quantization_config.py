@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ MODELOPT_FILE = "hf_quant_config.json"
 
 _MODELOPT = "modelopt"
 _COMPRESSED_TENSORS = "compressed-tensors"
+_WEIGHTS_ONLY = "W4A16_NVFP4"
 # Each method with the formats or algorithms that are read here; None is "does not say".
 _SUPPORTED: dict[str, frozenset[str | None]] = {
-    _MODELOPT: frozenset({None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"}),
+    _MODELOPT: frozenset({None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", _WEIGHTS_ONLY, "MIXED_PRECISION"}),
     _COMPRESSED_TENSORS: frozenset(
         {None, "dense", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mixed-precision"}
     ),
@@ -40,6 +42,13 @@ class QuantizationConfig:
     start."""
     kv_cache: str | None
     """The KV cache's format that the checkpoint was calibrated for, or None."""
+
+    layers: Mapping[str, str]
+    """The algorithm of each layer, where ModelOpt mixes several."""
+
+    def leaves_activations(self, module: str) -> bool:
+        """Whether an NVFP4 layer was made for activations that are not quantised, whatever scales it comes with."""
+        return self.layers.get(module, self.algorithm) == _WEIGHTS_ONLY
 
     def ignores(self, module: str) -> str | None:
         """The first entry of `ignore` that names `module`, or None."""
@@ -80,6 +89,7 @@ def read_quantization_config(folder: Path) -> QuantizationConfig | None:
         producer=_producer(producer),
         ignore=tuple(dict.fromkeys(ignore)),
         kv_cache=_kv_cache(kv_cache),
+        layers=_layers(algorithms.get("quantized_layers")) | _layers(section.get("quantized_layers")),
     )
 
 
@@ -126,6 +136,15 @@ def _object(file: Path, key: str, value: Any) -> dict[str, Any]:
 
 def _strings(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _layers(value: Any) -> dict[str, str]:
+    entries = value.items() if isinstance(value, dict) else ()
+    return {module: str(entry["quant_algo"]) for module, entry in entries if _names_algorithm(entry)}
+
+
+def _names_algorithm(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("quant_algo"), str)
 
 
 def _producer(value: Any) -> str | None:

@@ -15,6 +15,7 @@ from engine.errors import WeightsError
 from engine.kernels.torch.backend import TorchKernels
 from engine.models.registry import load_model
 from engine.weights.checkpoint import open_checkpoint
+from engine.weights.formats import Nvfp4Weight
 from engine.weights.nvfp4 import dequantize_nvfp4
 from tests.engine.weights.published import LAYOUTS, write_published
 from tests.engine.weights.tiny_checkpoints import TINY_CONFIG
@@ -82,6 +83,20 @@ def test_as_deep_as_the_published_model_a_layout_has_as_many_tensors_of_each_dty
     write_published(layout, tmp_path, config=config)
     checkpoint = open_checkpoint(tmp_path)
     assert Counter(checkpoint.entry(name).dtype for name in checkpoint.names()) == FULL_SIZE[layout]
+
+
+@pytest.mark.parametrize(
+    ("layout", "has_scale"),
+    [("modelopt mixed w4a4", True), ("modelopt mixed w4a16", False), ("llm-compressor with out_proj", True)],
+)
+def test_nvfp4_layers_have_a_scale_for_activations_only_where_these_are_to_be_quantised(
+    tmp_path: Path, layout: str, has_scale: bool
+) -> None:
+    config = write_published(layout, tmp_path).config["text_config"]
+    checkpoint = open_checkpoint(tmp_path)
+    weight = checkpoint.linear(f"{MLP}.up_proj", config["intermediate_size"], config["hidden_size"])
+    assert isinstance(weight, Nvfp4Weight)
+    assert (weight.input_scale is not None) == has_scale
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
