@@ -13,7 +13,7 @@ from engine.kernels import UNSCALED, BatchLayout, KernelChoice, KvScales, Prepar
 from engine.kernels.device import DeviceTraits
 from engine.kernels.flashinfer import delta
 from engine.kernels.flashinfer.attention import AttentionShape, PagedAttention, apply_rope
-from engine.kernels.flashinfer.checks import aligned, expect
+from engine.kernels.flashinfer.checks import NORM_BYTES, aligned, expect
 from engine.kernels.flashinfer.conv import CausalConv
 from engine.kernels.flashinfer.gated_norm import in_parts, load_kernel
 from engine.kernels.flashinfer.library import Library, dsl_trouble
@@ -167,7 +167,7 @@ class FlashinferKernels:
         if not self._support.fused:
             return self._alternative.rms_norm(x, weight, eps)
         expect("norm weight", weight, (x.shape[-1],), x.dtype)
-        rows = aligned(x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1]))
+        rows = aligned(x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1]), NORM_BYTES)
         out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
         self._library.rmsnorm(input=rows, weight=weight, eps=eps, out=out)
         return out.view(x.shape)
@@ -179,7 +179,7 @@ class FlashinferKernels:
             return self._alternative.fused_add_rms_norm(x, residual, weight, eps)
         expect("norm weight", weight, (x.shape[-1],), x.dtype)
         expect("residual", residual, tuple(x.shape), x.dtype)
-        out = x.contiguous()
+        out = aligned(x.contiguous(), NORM_BYTES)
         self._library.fused_add_rmsnorm(input=out, residual=residual, weight=weight, eps=eps)
         return out
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 
 _ALIGNED_BYTES = 16
+NORM_BYTES = 128
+"""The norms of dense rows are compiled for tensors that begin at a multiple of it, and refuse others."""
 
 
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """x itself if its rows can be read 16 bytes at a time, else a contiguous copy."""
-    starts = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1]))
-    if x.stride(-1) == 1 and all(start % _ALIGNED_BYTES == 0 for start in starts):
+def aligned(x: torch.Tensor, first_bytes: int = _ALIGNED_BYTES) -> torch.Tensor:
+    """x itself if it begins at a multiple of `first_bytes` and its rows can be read 16 bytes at a time, else a
+    contiguous copy."""
+    steps = (stride * x.element_size() for stride in x.stride()[:-1])
+    is_aligned = x.data_ptr() % first_bytes == 0 and all(step % _ALIGNED_BYTES == 0 for step in steps)
+    if is_aligned and x.stride(-1) == 1:
         return x
     return x.contiguous() if not x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
 

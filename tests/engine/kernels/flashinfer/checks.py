@@ -38,6 +38,7 @@ def check_rms_norm(rig: Rig) -> None:
         "every other head": (projected[:, 0:4:2], 1e-6),
         "the last heads": (projected[:, 4:], 1e-6),
         "one row": (rig.draw(1, 256), 1e-6),
+        "dense rows in the midst of others": (midst_of_others(rig, 5, 256), 1e-6),
     }
     for name, (x, eps) in cases.items():
         weight, before = rig.draw(x.shape[-1]), x.clone()
@@ -47,9 +48,15 @@ def check_rms_norm(rig: Rig) -> None:
         assert torch.equal(x, before), f"{name}: the input was written"
 
 
+def midst_of_others(rig: Rig, rows: int, columns: int) -> torch.Tensor:
+    """Dense, but 8 elements from where its memory begins."""
+    return rig.draw(rows * columns + 8)[8:].view(rows, columns)
+
+
 def check_fused_add_rms_norm(rig: Rig) -> None:
-    for eps, scale in ((1e-6, 1.0), (1e-5, 1e-3)):
-        x, residual, weight = rig.draw(5, 256, scale=scale), rig.draw(5, 256, scale=scale), rig.draw(256)
+    for eps, scale in ((1e-6, 1.0), (1e-5, 1e-3), (1e-6, None)):
+        x = midst_of_others(rig, 5, 256) if scale is None else rig.draw(5, 256, scale=scale)
+        residual, weight = rig.draw(5, 256, scale=scale or 1.0), rig.draw(256)
         exact = wide(residual)
         expected = rig.exact.fused_add_rms_norm(x.float(), exact, weight.float(), eps)
         got = rig.kernels.fused_add_rms_norm(x, residual, weight, eps)

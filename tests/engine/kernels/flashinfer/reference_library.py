@@ -5,6 +5,7 @@ check it, recorded, and computed by the library's own reference in plain torch.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,7 @@ def rmsnorm(
     check_template(templates("rmsnorm")[0], {"input": input.reshape(-1, input.shape[-1]), "weight": weight})
     check_activations(dtype, input=input, out=out)
     check_weight(dtype, weight)
+    check_norm_start(input if out is None else out, input=input)
     result = reference("rmsnorm")(input.float() * _for_eps(eps), weight).to(dtype)
     return result if out is None else out.copy_(result)
 
@@ -148,6 +150,7 @@ def fused_add_rmsnorm(
     check_template(templates("fused_add_rmsnorm")[0], named)
     check_activations(dtype, input=input, residual=residual)
     check_weight(dtype, weight)
+    check_norm_start(residual, input=input)
     factor = _for_eps(eps)
     normalized = reference("fused_add_rmsnorm")(input.float() * factor, residual.float() * factor, weight)
     residual.add_(input)
@@ -157,6 +160,18 @@ def fused_add_rmsnorm(
 def check_weight(dtype: torch.dtype, weight: torch.Tensor) -> None:
     """Not its address: on a CPU it may lie in the checkpoint's file, on a GPU it is an allocation of its own."""
     require(weight.dtype == dtype and weight.is_contiguous(), f"the weight is {weight.dtype}, must be {dtype}")
+
+
+def check_norm_start(other: torch.Tensor, *, input: torch.Tensor) -> None:
+    """norm/kernels/*.py: the kernel for dense rows is compiled for tensors that begin at a multiple of 128 bytes (of the
+    greatest divisor that a row shares with that). A GPU's allocations do, so the offset within one counts."""
+    if input.dim() == 2 and input.is_contiguous() and other.is_contiguous():
+        for tensor in (input, other):
+            step = math.gcd(128, tensor.shape[1] * tensor.element_size())
+            offset = tensor.storage_offset() * tensor.element_size()
+            require(
+                offset % step == 0, f"dense rows begin {offset} bytes into their memory, not at a multiple of {step}"
+            )
 
 
 def _for_eps(eps: float) -> float:
