@@ -163,8 +163,8 @@ def check_weight(dtype: torch.dtype, weight: torch.Tensor) -> None:
 
 
 def check_norm_start(other: torch.Tensor, *, input: torch.Tensor) -> None:
-    """norm/kernels/*.py: the kernel for dense rows is compiled for tensors that begin at a multiple of 128 bytes (of the
-    greatest divisor that a row shares with that). A GPU's allocations do, so the offset within one counts."""
+    """norm/kernels/*.py: the kernel for dense rows is compiled for tensors that begin at a multiple of 128 bytes, or of
+    the greatest divisor that a row shares with that. A GPU's allocations do, so the offset within one counts."""
     if input.dim() == 2 and input.is_contiguous() and other.is_contiguous():
         for tensor in (input, other):
             step = math.gcd(128, tensor.shape[1] * tensor.element_size())
