@@ -96,6 +96,7 @@ class EngineLoop:
         self._is_empty.set()
         self._is_idle = asyncio.Event()
         self._is_stopping = False
+        self._is_closed = False
         self._thread = _new_thread()
 
     @property
@@ -188,7 +189,15 @@ class EngineLoop:
                 command.answer.set_exception(EngineUnavailableError("the engine was stopped"))
         self._commands.clear()
         self._is_idle.set()
-        self._thread.shutdown(wait=False)
+        self._close_runner()
+
+    def _close_runner(self) -> None:
+        """Behind the step that may still run. The runner, and with it the memory that copies under way read and write,
+        is held until then."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.submit(self._runner.close)
+            self._thread.shutdown(wait=False)
 
     def _cancel(self, request_id: str, mailbox: Mailbox) -> None:
         """Note that a consumer has left. May be called from any thread, by the garbage collector; wakes nothing, for

@@ -80,6 +80,11 @@ class Runner:
         copy_seconds = time.perf_counter() - computed
         return replace(result, copy_seconds=copy_seconds, copied=report.copied, under_way=report.under_way)
 
+    @torch.inference_mode()
+    def close(self) -> None:
+        """Wait until nothing is copied any more, given up or not: then the memory may be given back."""
+        self._copier.abandon()
+
     def _compute(self, plan: StepPlan) -> StepResult:
         self._hold_drills()
         started = time.perf_counter()

@@ -9,9 +9,10 @@ import pytest
 
 from cache import Tier
 from engine.copier import StreamCopier
+from engine.errors import EngineUnavailableError
 from tests.engine.late_stream import LateFlight, LateStream
 from tests.engine.loop.test_engine import collect, request
-from tests.engine.loop.test_host_tier import HOST, PROMPTS, answers
+from tests.engine.loop.test_host_tier import HOST, PROMPTS, answers, with_one_in_host
 
 pytestmark = pytest.mark.anyio
 
@@ -87,3 +88,56 @@ async def test_clients_that_leave_while_copies_are_under_way_leave_nothing_behin
             await engine.reset_cache([Tier.DEVICE])
         assert stream.late > 10
         assert engine.snapshot().step_failures_total == 0
+
+
+def break_the_loop(engine) -> None:
+    """The next step that begins a restore which is still under way at its end is the last of its scheduler."""
+    runner, run = engine._loop._runner, engine._loop._runner.run
+
+    def run_and_break(plan):
+        result = run(plan)
+        if any(each.number in result.under_way and each.copies[0].source.tier is Tier.HOST for each in plan.background):
+            runner.run = run
+            engine._loop.scheduler.apply = lambda *_: 1 / 0
+        return result
+
+    runner.run = run_and_break
+
+
+async def together(engine, prompts) -> list:
+    """What each of them ends with, while another decodes."""
+    beside = engine.submit(request((7, 8, 9), "beside", max_tokens=100))
+    await anext(beside)
+    generations = [engine.submit(request(prompt, str(place))) for place, prompt in enumerate(prompts)]
+    ended = await asyncio.gather(*map(collect, generations), return_exceptions=True)
+    await beside.aclose()
+    return ended
+
+
+async def test_a_loop_that_begins_anew_while_a_restore_is_under_way_gives_the_same_tokens(running_engine):
+    async with running_engine(**ROOM) as engine:
+        expected = dict(zip(PROMPTS, (await answers(engine, PROMPTS))[0], strict=True))
+        stream = await slow_down(engine, 5)
+        for restarts in range(1, 5):
+            prompt = await with_one_in_host(engine)
+            break_the_loop(engine)
+            assert [type(each) for each in await together(engine, [prompt])] == [EngineUnavailableError]
+            assert engine.snapshot().loop_restarts_total == restarts
+            assert stream.queued, "the restore of the former scheduler is not under way any more"
+            prompts = [each for each in PROMPTS if each != prompt]
+            assert [token_ids for _, token_ids in await together(engine, prompts)] == [
+                expected[each] for each in prompts
+            ]
+            assert engine.check() == []
+
+
+async def test_nothing_is_copied_any_more_when_the_memory_of_a_stopped_engine_is_given_back(running_engine):
+    async with running_engine(**ROOM) as engine:
+        stream = await slow_down(engine, 7)
+        prompt = await with_one_in_host(engine)
+        break_the_loop(engine)
+        await together(engine, [prompt])
+        assert stream.queued
+        await engine.stop()
+        engine._loop._thread.shutdown()
+        assert not stream.queued
