@@ -17,7 +17,7 @@ from tests.engine.weights.tiny_checkpoints import TINY_CONFIG
 
 BLACKWELL = DeviceTraits("an RTX PRO 6000", (12, 0))
 ADA, AMPERE = DeviceTraits("an L40S", (8, 9)), DeviceTraits("an A100", (8, 0))
-NEEDS_TRITON = {"modelopt mixed, weights only", "modelopt nvfp4 with kv scales"}
+NEEDS_TRITON = {"modelopt mixed w4a16", "modelopt mixed, weights only", "modelopt nvfp4 with kv scales"}
 """Layouts with layers that on SM120 only Triton's kernel multiplies, which is not there on a CPU."""
 
 
