@@ -6,6 +6,7 @@ import re
 
 from engine.errors import UnusableOptionError
 from engine.kernels.device import DeviceTraits
+from engine.kernels.select import LEAST_CAPABILITY
 
 CONTEXT_BYTES = 2**29
 """Of a GPU's memory, what its driver and libraries take as soon as a process uses it: 0.33 GiB in vLLM's log of an RTX
@@ -25,7 +26,8 @@ KNOWN_GPUS = {
 def find_gpu_traits(text: str, total_bytes: int | None = None) -> DeviceTraits:
     """A GPU by its name (`h200`, `RTX PRO 6000`), or by its compute capability (`9.0`), which needs `total_bytes`.
 
-    `total_bytes` overrules what is known. Raises UnusableOptionError that names what is known.
+    `total_bytes` overrules what is known. Raises UnusableOptionError that names what is known, or
+    what is needed.
     """
     known = KNOWN_GPUS.get(re.sub(r"[^a-z0-9.]", "", text.lower()))
     capability = re.fullmatch(r"([0-9]+)\.([0-9])", text)
@@ -35,6 +37,10 @@ def find_gpu_traits(text: str, total_bytes: int | None = None) -> DeviceTraits:
         raise UnusableOptionError(
             f"--gpu is {text!r}; expected {', '.join(KNOWN_GPUS)}, or a compute capability such as 9.0 with --memory"
         )
+    parts = int(capability[1]), int(capability[2])
+    if parts < LEAST_CAPABILITY:
+        least = f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}"
+        raise UnusableOptionError(f"--gpu is {text}, which no kernel here runs on; expected {least} or newer")
     if total_bytes is None:
         raise UnusableOptionError(f"--gpu {text} says nothing of its memory; give it with --memory, e.g. 80GB")
-    return DeviceTraits(f"a GPU of compute capability {text}", (int(capability[1]), int(capability[2])), total_bytes)
+    return DeviceTraits(f"a GPU of compute capability {text}", parts, total_bytes)

@@ -38,7 +38,7 @@ def select_kernels(backend: Backend, config: ModelConfig | None = None, activati
     missing and what to do.
     """
     if backend == "torch":
-        return TorchKernels()
+        return _torch_kernels(activations)
     if backend == "native":
         raise BackendUnavailableError(backend, "the C++ kernels for the CPU are not part of this version")
     trouble = gpu_trouble()
@@ -47,14 +47,14 @@ def select_kernels(backend: Backend, config: ModelConfig | None = None, activati
             raise BackendUnavailableError(backend, trouble)
         if driver_is_here():
             logger.warning("a GPU is left idle, the CPU serves: %s", trouble)
-        return TorchKernels()
+        return _torch_kernels(activations)
     try:
         return _flashinfer_kernels(config, activations)
     except BackendUnavailableError as error:
         if backend == "flashinfer":
             raise
         logger.warning("the GPU %s is left idle, the CPU serves: %s", find_gpu().name, error)
-        return TorchKernels()
+        return _torch_kernels(activations)
 
 
 def gpu_trouble() -> str | None:
@@ -101,6 +101,14 @@ def gpu_device() -> torch.device:
 def find_gpu() -> DeviceTraits:
     """That device's traits; call it only where `gpu_trouble` finds none."""
     return read_traits(gpu_device())
+
+
+def _torch_kernels(activations: Activations) -> Kernels:
+    if activations == "fp4":
+        logger.warning(
+            "activations are to be fp4, but the CPU multiplies unpacked weights in float32: it stays at that"
+        )
+    return TorchKernels()
 
 
 def _flashinfer_kernels(config: ModelConfig | None, activations: Activations) -> Kernels:

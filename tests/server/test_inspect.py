@@ -76,6 +76,7 @@ def test_fp8_layers_are_unpacked_where_activations_stay_in_bf16(planned, big_mod
             "--gpu is 'voodoo2'; expected rtx4090, rtx5090, h100, rtxpro6000, h200, or a compute",
         ),
         (["--gpu", "9.0"], 2, "give it with --memory"),
+        (["--gpu", "7.5", "--memory", "16GB"], 2, "expected 8.0 or newer"),
         (["--gpu", "h200", "--device", "cpu"], 2, "--gpu is 'h200', but --device is cpu"),
         (["--gpu", "h200", "--ram", "lots"], 2, "--ram is 'lots'"),
         (["--gpu", "h200", "--memory", "20GB"], 5, "keeping the weights on NVIDIA H200 needs 20,217,"),

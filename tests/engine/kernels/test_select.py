@@ -56,6 +56,15 @@ def test_torch_is_taken_on_a_gpu_too_when_it_is_asked_for(monkeypatch, caplog):
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("activations", "warnings"), [("auto", 0), ("bf16", 0), ("fp4", 1)])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_the_cpu_says_that_it_rounds_no_activations_to_fp4(monkeypatch, caplog, backend, activations, warnings):
+    pretend(monkeypatch, gpu=None, has_driver=False)
+    select_kernels(backend, CONFIG, activations)
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["fp4" in line for line in said] == [True] * warnings
+
+
 def test_the_backend_that_is_not_built_says_so():
     with pytest.raises(BackendUnavailableError, match=r"'native'.*not part of this version"):
         select_kernels("native")
