@@ -114,7 +114,7 @@ class Report:
             "date": time.strftime("%Y-%m-%d"),
             "seed": self.seed,
             "seconds": round(time.monotonic() - self._started, 1),
-            "right": self.is_right,
+            "right": self.is_right if self.comparisons else None,
             "machine": self.machine,
             "kernels": self.choices,
             "comparisons": [_plain(asdict(each)) for each in self.comparisons],

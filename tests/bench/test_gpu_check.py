@@ -65,6 +65,7 @@ def test_it_ends_well_without_a_gpu_and_says_what_it_left_out(tmp_path, capsys):
     assert [skip["section"] for skip in found["skipped"]] == list(check_command.SECTIONS)
     assert all("GPU" in skip["why"] for skip in found["skipped"])
     assert found["machine"]["gpu"] == "none"
+    assert found["right"] is None, "nothing was compared"
     assert "not run here: kernels, all of it" in capsys.readouterr().out
 
 
