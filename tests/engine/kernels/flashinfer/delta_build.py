@@ -1,8 +1,8 @@
 """Run by test_delta_build.py: compiles flashinfer's delta rule for a GPU that is not here, by the backend's own calls.
 
-flashinfer's entry points run as they are, up to the compiled function, which then refuses tensors of a CPU. For the
-compiler these are dressed as a GPU's, and so is the machine. Prints one line for each step: its name and `compiled`, or
-what went wrong.
+flashinfer's entry points run as they are, and so does what they compile, up to where it asks the driver: by then it has
+checked dtype, shape, strides and alignment of every argument. For that, tensors are dressed as a GPU's, and so is the
+machine. Prints one line for each step: its name and `compiled`, or what went wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +26,12 @@ from tests.engine.kernels.layouts import make_layout
 K_HEADS, V_HEADS, HEAD_DIM = 16, 48, 128
 """Those of a 27B hybrid."""
 MULTIPROCESSORS = 132
-REFUSALS = ("expected device_type=cuda", "cudaErrorInsufficientDriver", "cudaErrorNoDevice")
-"""What a compiled function answers that was called without a GPU."""
+REFUSALS = ("cudaErrorInsufficientDriver", "cudaErrorNoDevice")
+"""What a compiled function answers without a GPU, once it has nothing against its arguments."""
 STEPS = {
     "decodes": make_layout([1, 1], [5, 9]),
+    "one decode": make_layout([1], [5]),
+    "one token": make_layout([1], [0]),
     "resumed and fresh": make_layout([70, 64], [5, 0]),
     "captured on the grid": make_layout([70, 64], [5, 0], captures=(StateCapture(0, 64, 7),)),
 }
@@ -44,6 +47,19 @@ def as_of_a_gpu(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
     device = ctypes.cast(pointer_of(capsule, b"dltensor") + 8, ctypes.POINTER(ctypes.c_int32))
     device[0], device[1] = CUDA_IN_DLPACK, 0
     return capsule
+
+
+class OfAGpu:
+    """Speaks DLPack alone: of a torch.Tensor, TVM reads the device by itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return as_of_a_gpu(self._tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA_IN_DLPACK, 0
 
 
 def aligned_scratch(_name: str, size: int, _device: Any) -> torch.Tensor:
@@ -65,6 +81,8 @@ def pretend(architecture: str, capability: tuple[int, int]) -> SimpleNamespace:
     from cutlass import cute
     from flashinfer import gdn_decode, gdn_prefill
     from flashinfer.gdn_kernels import device_target
+    from flashinfer.gdn_kernels.delta_rule_dsl import custom_compile_cache
+    from flashinfer.jit import cute_dsl_core
 
     target = device_target.GdnDeviceTarget(0, architecture, *capability, MULTIPROCESSORS, capability[0] >= 10)
     from_dlpack = cute.runtime.from_dlpack
@@ -81,11 +99,30 @@ def pretend(architecture: str, capability: tuple[int, int]) -> SimpleNamespace:
         get_num_sm=lambda device: MULTIPROCESSORS,
         get_device_name=lambda device: "a GPU",
         _get_cache_buf=aligned_scratch,
+        build_and_load_cute_dsl_kernel=dressing(cute_dsl_core.build_and_load_cute_dsl_kernel),
+        cached_compile=dressing(custom_compile_cache.cached_compile),
+        get_cached_compile=dressing(custom_compile_cache.get_cached_compile),
     )
     return SimpleNamespace(
         chunk_gated_delta_rule=gdn_prefill.chunk_gated_delta_rule,
         gated_delta_rule_decode_pretranspose=gdn_decode.gated_delta_rule_decode_pretranspose,
     )
+
+
+def dressing(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns compiled ones: these get their tensors as a GPU's."""
+    import tvm_ffi
+
+    def dressed(function: Any) -> Any:
+        return lambda *args: function(
+            *(tvm_ffi.from_dlpack(OfAGpu(each)) if isinstance(each, torch.Tensor) else each for each in args)
+        )
+
+    def make_dressed(*args: Any, **kwargs: Any) -> Any:
+        function = make(*args, **kwargs)
+        return None if function is None else dressed(function)
+
+    return make_dressed
 
 
 def replace_everywhere(**replacements: Any) -> None:

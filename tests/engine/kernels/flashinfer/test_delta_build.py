@@ -8,15 +8,16 @@ import sys
 
 import pytest
 
-CHUNKS = ["resumed and fresh", "captured on the grid"]
+CHUNKS = ["resumed and fresh", "one token", "captured on the grid"]
+DECODES = ["decodes", "one decode"]
 STEPS_OF = {
     "sm_80": CHUNKS,
     "sm_89": CHUNKS,
-    "sm_90a": ["decodes", *CHUNKS],
-    "sm_100a": ["decodes", *CHUNKS],
-    "sm_103a": ["decodes", *CHUNKS],
-    "sm_120a": ["decodes", *CHUNKS],
-    "sm_121a": ["decodes", *CHUNKS],
+    "sm_90a": [*DECODES, *CHUNKS],
+    "sm_100a": [*DECODES, *CHUNKS],
+    "sm_103a": [*DECODES, *CHUNKS],
+    "sm_120a": [*DECODES, *CHUNKS],
+    "sm_121a": [*DECODES, *CHUNKS],
 }
 
 
