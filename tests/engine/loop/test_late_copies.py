@@ -90,6 +90,26 @@ async def test_clients_that_leave_while_copies_are_under_way_leave_nothing_behin
         assert engine.snapshot().step_failures_total == 0
 
 
+async def test_resets_and_audits_while_copies_are_under_way_find_nothing_amiss_and_change_no_token(running_engine):
+    async with running_engine(**ROOM) as engine:
+        expected = dict(zip(PROMPTS, (await answers(engine, PROMPTS))[0], strict=True))
+        stream, chance, found = await slow_down(engine, 8), Random(9), []
+        for _ in range(4):
+            prompts, beside = chance.choices(PROMPTS, k=3), decode_beside(engine)
+            generations = [engine.submit(request(prompt, str(place))) for place, prompt in enumerate(prompts)]
+            ended = asyncio.gather(*map(collect, generations))
+            while not ended.done():
+                if chance.random() < 0.1:
+                    await engine.reset_cache(chance.choice([[Tier.DEVICE], [Tier.HOST], [Tier.DEVICE, Tier.HOST]]))
+                report = await engine.audit_cache()
+                found += [*report.violations, *report.reclaimed]
+            assert [token_ids for _, token_ids in await ended] == [expected[prompt] for prompt in prompts]
+            await beside
+            await engine._loop.wait_until_empty()
+        assert found == []
+        assert stream.late > 10
+
+
 def break_the_loop(engine) -> None:
     """The next step that begins a restore which is still under way at its end is the last of its scheduler."""
     runner, run = engine._loop._runner, engine._loop._runner.run
