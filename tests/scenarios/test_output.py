@@ -97,7 +97,7 @@ async def test_s31_after_a_hit_tokens_and_logits_are_those_of_a_cold_run(talking
 
 
 async def test_s32_freed_pages_and_slots_full_of_nan_change_nothing(talking, monkeypatch):
-    sample = Runner._sample
+    queue = Runner._queue
     engines = []
 
     def poisoning(self, plan):
@@ -113,9 +113,9 @@ async def test_s32_freed_pages_and_slots_full_of_nan_change_nothing(talking, mon
                         tensor[unit].fill_(float("nan"))
             held = {unit for lease in cache.host.leases() for unit in lease.units}
             self._storage._host[[unit for unit in range(cache.host.capacity) if unit not in held]] = 255
-        return sample(self, plan)
+        return queue(self, plan)
 
-    monkeypatch.setattr(Runner, "_sample", poisoning)
+    monkeypatch.setattr(Runner, "_queue", poisoning)
     prompts = [turn for number in range(6) for turn in conversation(number)]
     async with talking(kv_pages=64, host_cache_mib=0) as talk:
         expected = [(await talk.ask(prompt, 3)).token_ids for prompt in prompts]
