@@ -64,11 +64,11 @@ def load_parts(folder: Path, options: EngineOptions) -> EngineParts:
         host = allocate_host_memory(memory.host_units, memory.host_unit_bytes, kernels.device)
     graphs = _capture_decodes(model, kernels, state, memory, options)
     storage, faults = Storage(state, host), Faults()
-    copier = _make_copier(storage, kernels.device, faults)
+    copier = _make_copier(storage, kernels, faults)
     runner = Runner(model, kernels, storage, memory.page_size, faults, copier=copier, graphs=graphs)
     choices = (*kernels.choices, *([] if graphs is None else [graphs.choice]))
     _tell_of_kernels(kernels, choices)
-    if kernels.device.type == "cuda":
+    if _is_on_gpu(kernels):
         warm_up(runner, memory)
     return EngineParts(
         config=config,
@@ -123,7 +123,7 @@ def _capture_decodes(
     model: Model, kernels: Kernels, state: ModelState, memory: MemoryPlan, options: EngineOptions
 ) -> DecodeGraphs | None:
     """None on the CPU, where there is nothing to capture."""
-    if kernels.device.type == "cpu":
+    if not _is_on_gpu(kernels):
         return None
     pages_of_context = -(-memory.max_context_tokens // memory.page_size)
     graphs = DecodeGraphs(
@@ -138,10 +138,14 @@ def _capture_decodes(
     return graphs
 
 
-def _make_copier(storage: Storage, device: torch.device, faults: Faults) -> Copier:
-    if device.type == "cpu":
+def _make_copier(storage: Storage, kernels: Kernels, faults: Faults) -> Copier:
+    if not _is_on_gpu(kernels):
         return ImmediateCopier(storage.run, faults)
-    return StreamCopier(storage.queue, CudaStream(device), faults)
+    return StreamCopier(storage.queue, CudaStream(kernels.device), faults)
+
+
+def _is_on_gpu(kernels: Kernels) -> bool:
+    return kernels.device.type == "cuda"
 
 
 def _tell_of_kernels(kernels: Kernels, choices: tuple[KernelChoice, ...]) -> None:
