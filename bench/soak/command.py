@@ -54,6 +54,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--requests", type=int, default=3000, help="how many to send (default 3000)")
     parser.add_argument("--workers", type=int, default=8, help="clients at the same time (default 8)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="how the daemons store KV")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder for the plot and the figures")
     options = parser.parse_args(arguments)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -71,9 +72,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
+    keys = {"cache.kv_cache_dtype": options.kv_cache_dtype}
     with (
-        private_daemon(_configuration(options.model, {})) as warm,
-        private_daemon(_configuration(options.model, {"cache.prefix_reuse": "false"})) as cold,
+        private_daemon(_configuration(options.model, keys)) as warm,
+        private_daemon(_configuration(options.model, {**keys, "cache.prefix_reuse": "false"})) as cold,
     ):
         soak = Soak(
             SoakClient(warm.url, "soak"),
