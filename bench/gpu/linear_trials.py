@@ -232,4 +232,4 @@ def room_classes(kernels: Kernels, traits: DeviceTraits, library: Any) -> Iterat
     from engine.kernels.linear import LinearRoom
 
     room = LinearRoom(kernels.device, kernels.dtype, traits, "fp4", library)
-    yield from room._classes
+    yield from room.classes
