@@ -82,9 +82,17 @@ class RequestError(EngineError):
 
 
 class ContextLengthExceededError(RequestError):
-    """The prompt, or the prompt and the output asked for, can never fit."""
+    """The prompt, or the prompt and the output asked for, can never fit. `however` goes on after the sentence by which
+    clients know an overflow, so that they shorten the history rather than give up."""
 
     code = "context_length_exceeded"
+
+    def __init__(self, max_context_tokens: int, however: str, param: str | None = None) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_context_tokens} tokens. However, {however}. "
+            "Please reduce the length of the messages or of the prompt.",
+            param,
+        )
 
 
 class ServerOverloadedError(RequestError):

@@ -44,7 +44,8 @@ def refuse_unservable(request: GenerationRequest, limits: SchedulerLimits) -> No
         raise RequestError(f"max_tokens is {request.sampling.max_tokens}; ask for at least 1 token", param="max_tokens")
     if prompt_tokens >= limits.max_context_tokens:
         raise ContextLengthExceededError(
-            f"the prompt has {prompt_tokens} tokens; the context holds {limits.max_context_tokens}, of which "
-            f"at least 1 is for the answer; shorten the prompt to {limits.max_context_tokens - 1} tokens",
+            limits.max_context_tokens,
+            f"your prompt has {prompt_tokens} tokens, and at least 1 is for the answer, so it may have "
+            f"{limits.max_context_tokens - 1} tokens",
             param="prompt",
         )

@@ -48,7 +48,7 @@ def render_prompt(
         raise ChatTemplateError("the model has no chat template, so it cannot answer conversations")
     text = engine.chat_template.render(messages, tools=tools, variables=variables)
     places = marked_places(engine.chat_template, text, messages, variables, tools)
-    with _naming("messages"):
+    with naming("messages"):
         token_ids, counts = engine.tokenizer.encode_with_marks(text, list(places))
     frontiers = [Frontier(count, kind) for count, kind in zip(counts, places.values(), strict=True) if count]
     return Prompt(tuple(token_ids), opens_reasoning(text), tuple(frontiers))
@@ -65,12 +65,12 @@ def submit(
     """Queue a prompt; `param` is the field in which the client sent it. Raises RequestError at once when it cannot be
     served."""
     request_id = request_id or new_answer_id("chatcmpl")
-    with _naming(param):
+    with naming(param):
         return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling, namespace, prompt.frontiers))
 
 
 @contextmanager
-def _naming(param: str) -> Iterator[None]:
+def naming(param: str) -> Iterator[None]:
     """Errors about the prompt name the field in which the client sent it."""
     try:
         yield

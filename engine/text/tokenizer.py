@@ -93,8 +93,8 @@ class Tokenizer:
         fewest = len(text) // (_NORMALISED_SHRINKS * self._longest_token_bytes)
         if self._max_tokens is not None and fewest >= self._max_tokens:
             raise ContextLengthExceededError(
-                f"the prompt has {len(text):,} characters, which are more than {fewest:,} tokens; the context holds "
-                f"{self._max_tokens:,}; shorten the prompt",
+                self._max_tokens,
+                f"your prompt has {len(text)} characters, which are more than {fewest} tokens",
                 param="prompt",
             )
 

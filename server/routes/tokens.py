@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from engine.engine import Engine
 from engine.errors import ChatTemplateError
 from server.body import parse, read_json_object
+from server.chat import naming
 from server.daemon import Daemon
 from server.openapi import documented
 from server.responses import JsonResponse
@@ -70,4 +71,5 @@ def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -
         add_generation_prompt=wanted.add_generation_prompt is not False,
         variables=wanted.template_variables,
     )
-    return engine.tokenizer.encode(text, add_special_tokens=bool(wanted.add_special_tokens))
+    with naming("messages"):
+        return engine.tokenizer.encode(text, add_special_tokens=bool(wanted.add_special_tokens))

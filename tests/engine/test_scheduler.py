@@ -235,7 +235,7 @@ def test_a_request_ends_for_the_right_reason(prompt, max_tokens, stop, picked, r
 
 @pytest.mark.parametrize("prompt_tokens", [32, 33, 1000])
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_numbers(prompt_tokens):
-    with pytest.raises(ContextLengthExceededError, match=rf"{prompt_tokens} tokens.* 32,.* 31 tokens"):
+    with pytest.raises(ContextLengthExceededError, match=rf"is 32 tokens.* {prompt_tokens} tokens,.* 31 tokens"):
         scheduler().validate(request("a", prompt_tokens))
 
 

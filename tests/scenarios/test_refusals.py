@@ -138,7 +138,7 @@ def test_s41_a_prompt_that_can_never_fit_is_refused_at_once_with_the_numbers(cli
         refused = client.post(CHAT, json=body)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
-    given, limit, *_ = (int(number) for number in re.findall(r"\d+", error["message"]))
+    limit, given, *_ = (int(number) for number in re.findall(r"\d+", error["message"]))
     assert given > limit == MAX_CONTEXT
 
 
