@@ -156,6 +156,7 @@ class Engine:
             step_seconds=loop.totals.step_seconds,
             step_overhead_seconds=loop.totals.overhead_seconds,
             oldest_entry_seconds=self._ages.of(cache),
+            faults=self.faults,
         )
 
     def census(self, most: int) -> Census:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cache import AuditReport, CacheStats, CopyObject, PoolCounts
+from cache import AuditReport, CacheStats, CopyObject, Fault, PoolCounts
 from engine.copies import Direction, Transfer
 from engine.distribution import DistributionView
 from engine.totals import StepKind
@@ -62,6 +62,8 @@ class EngineSnapshot:
     oldest_entry_seconds: Mapping[str, float]
     """How long ago the entry was used that was used longest ago, by pool; a pool without one is absent. Counted every
     few seconds."""
+    faults: frozenset[Fault] = frozenset()
+    """Of a fire drill, those that are on."""
 
     @property
     def pools(self) -> dict[str, PoolCounts]:

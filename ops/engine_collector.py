@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from cache import Fault
 from engine.distribution import DistributionView
 from engine.snapshot import EngineSnapshot
 from engine.totals import StepKind
@@ -63,3 +64,7 @@ def _health(prefix: str, now: EngineSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{prefix}_engine_loop_restarts", "Times that the engine loop began anew.", value=now.loop_restarts_total
     )
+    drill = GaugeMetricFamily(f"{prefix}_fault_active", "Whether a fault of a fire drill is on.", labels=["fault"])
+    for fault in Fault:
+        drill.add_metric([fault.value], float(fault in now.faults))
+    yield drill

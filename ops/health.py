@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cache import Fault
 from ops.insights.types import Insight, InsightId, ReuseState, Severity
 
 HEARTBEAT_LIMIT_SECONDS = 20.0
@@ -44,6 +45,8 @@ class Health:
     status: HealthStatus
     reasons: tuple[str, ...] = ()
     reuse: ReuseState = ReuseState.HEALTHY
+    faults: tuple[Fault, ...] = ()
+    """Of a fire drill, those that are on."""
 
     @property
     def is_ready(self) -> bool:
@@ -57,9 +60,14 @@ class Health:
 
 
 def judge_health(
-    phase: Phase, heartbeat_age_seconds: float | None, reuse: ReuseState, insights: Iterable[Insight]
+    phase: Phase,
+    heartbeat_age_seconds: float | None,
+    reuse: ReuseState,
+    insights: Iterable[Insight],
+    faults: Iterable[Fault] = (),
 ) -> Health:
-    """`heartbeat_age_seconds` is the time since the engine loop last turned; None when there is no running engine."""
+    """`heartbeat_age_seconds` is the time since the engine loop last turned; None when there is no running engine.
+    `faults` are those of a fire drill that are on: they are told, and change nothing else here."""
     if phase is Phase.STARTING:
         return Health(HealthStatus.STARTING, ("the model is being loaded",), reuse)
     if phase is Phase.DRAINING:
@@ -74,4 +82,5 @@ def judge_health(
     )
     if reuse in _POOR_REUSE and not reasons:
         reasons = (f"reuse of prompts is {reuse}",)
-    return Health(HealthStatus.DEGRADED if reasons else HealthStatus.OK, reasons, reuse)
+    status = HealthStatus.DEGRADED if reasons else HealthStatus.OK
+    return Health(status, reasons, reuse, tuple(sorted(faults)))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from cache import Fault
 from engine.events import (
     AuditDone,
     CacheReset,
@@ -98,10 +99,10 @@ class Operations:
         """Whether the books should be compared now."""
         return self._insights.wants_audit
 
-    def health(self, phase: Phase, heartbeat_age_seconds: float | None) -> Health:
+    def health(self, phase: Phase, heartbeat_age_seconds: float | None, faults: Iterable[Fault] = ()) -> Health:
         """`heartbeat_age_seconds` is the time since the engine loop last turned; None when there is no running
-        engine."""
-        return judge_health(phase, heartbeat_age_seconds, self.reuse, self.active)
+        engine. `faults` are those of a fire drill that are on."""
+        return judge_health(phase, heartbeat_age_seconds, self.reuse, self.active, faults)
 
     def started(self, served: Served, snapshot: EngineSnapshot) -> None:
         """There is an engine from now on."""

@@ -133,7 +133,7 @@ class Daemon:
         engine = self._engine
         if engine is None or engine.status is EngineStatus.STOPPED:
             return self.operations.health(self.phase, None)
-        return self.operations.health(self.phase, engine.heartbeat_age_seconds())
+        return self.operations.health(self.phase, engine.heartbeat_age_seconds(), engine.faults)
 
     def begin_drain(self) -> None:
         """Take no more requests from now on; the running ones finish."""

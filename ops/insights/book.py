@@ -11,6 +11,7 @@ from ops.insights.reuse import Reuse
 from ops.insights.rules.base import DEFAULT_URL, Facts, Rule
 from ops.insights.rules.books import LedgerViolation
 from ops.insights.rules.clients import HistoryRewritten
+from ops.insights.rules.drill import FireDrill, while_drilled
 from ops.insights.rules.faults import EngineFaults
 from ops.insights.rules.latency import PrefillDominated, QueuedBehindConcurrency, QueueSaturated
 from ops.insights.rules.memory import CapacitySmall, StructuralFloor
@@ -44,6 +45,7 @@ class Insights:
             QueuedBehindConcurrency(),
             PrefillDominated(),
             EngineFaults(),
+            FireDrill(),
         )
         self._active: dict[InsightId, Insight] = {}
         self._opened_at: dict[InsightId, float] = {}
@@ -106,6 +108,8 @@ class Insights:
                 found[rule.id] = finding
         is_leaking = self._ledger.remains or InsightId.POOL_PINNED in found
         found |= self._reuse.judge(snapshot, now, is_leaking=is_leaking)
+        if snapshot.faults:
+            found = while_drilled(found, snapshot.faults)
         return self._update(found, now)
 
     def _update(self, found: dict[InsightId, Finding], now: float) -> list[Change]:

@@ -39,6 +39,7 @@ class InsightId(StrEnum):
     QUEUED_BEHIND_CONCURRENCY = "latency.queued_behind_concurrency"
     PREFILL_DOMINATED = "latency.prefill_dominated"
     ENGINE_FAULTS = "engine.faults"
+    FIRE_DRILL = "engine.fire_drill"
 
 
 class ReuseState(StrEnum):

@@ -26,7 +26,9 @@ async def health(request: Request) -> JsonResponse:
     """Whether the engine loop turned within the last seconds, and whether anything is amiss with what it does."""
     daemon: Daemon = request.app.state.daemon
     found = daemon.health()
-    body = HealthBody(status=found.status.value, reasons=list(found.reasons), reuse=found.reuse.value)
+    body = HealthBody.model_validate(
+        {"status": found.status, "reasons": list(found.reasons), "reuse": found.reuse, "faults": list(found.faults)}
+    )
     return JsonResponse(body, status_code=200 if found.is_ready else 503)
 
 

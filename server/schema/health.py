@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from server.schema.admin import FaultName
+
 
 class Probe(BaseModel):
     """A probe's answer."""
@@ -16,7 +18,9 @@ class Probe(BaseModel):
 
 
 class HealthBody(Probe):
-    """`reasons` says why the status is not ok; `reuse` how reuse of prompts fares."""
+    """`reasons` says why the status is not ok; `reuse` how reuse of prompts fares; `faults` names those of a fire drill
+    that are on."""
 
     reasons: list[str]
     reuse: Literal["healthy", "degraded", "collapsed", "recovering"]
+    faults: list[FaultName]

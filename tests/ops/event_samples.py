@@ -37,7 +37,7 @@ def snapshot(**counts):
         "host_units": PoolCounts(capacity=9, free=2, cached=6, pinned=1, in_flight=0),
         "host_state_slots": PoolCounts(capacity=3, free=1, cached=1, pinned=0, in_flight=1),
     }
-    rest = {"status": EngineStatus.RUNNING, "cache": CacheStats(), "transfers": no_transfers()}
+    rest = {"status": EngineStatus.RUNNING, "cache": CacheStats(), "transfers": no_transfers(), "faults": frozenset()}
     return EngineSnapshot(**zeros | pools | rest | counts)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cache import Fault
 from ops.health import HEARTBEAT_LIMIT_SECONDS, HealthStatus, Phase, judge_health
 from ops.insights.types import Insight, InsightId, ReuseState, Severity
 
@@ -27,6 +28,12 @@ def test_health_follows_from_the_phase_and_the_heartbeat(phase, age, status):
     assert health.status is status
     assert health.is_ready is (status is HealthStatus.OK)
     assert bool(health.reasons) is not health.is_ready
+
+
+def test_a_fire_drill_is_named_and_changes_nothing_else():
+    health = judge_health(Phase.SERVING, 0.1, ReuseState.HEALTHY, (), {Fault.STEP_FAIL, Fault.DROP_STATE})
+    assert health.faults == (Fault.DROP_STATE, Fault.STEP_FAIL)
+    assert (health.status, health.reasons) == (HealthStatus.OK, ())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cache import CacheStats, CheckpointKind, CopyObject, PoolCounts, ReuseReport, SkipReason
+from cache import CacheStats, CheckpointKind, CopyObject, Fault, PoolCounts, ReuseReport, SkipReason
 from engine.copies import Direction, Transfer, no_transfers
 from engine.distribution import LATENCY_BOUNDS_SECONDS, Distribution
 from engine.events import RequestEnded
@@ -66,7 +66,7 @@ def snapshot(**counts):
         "step_overhead_seconds": none,
         "oldest_entry_seconds": {},
     }
-    cache = {"cache": CacheStats(), "transfers": no_transfers()}
+    cache = {"cache": CacheStats(), "transfers": no_transfers(), "faults": frozenset()}
     rates = {"restore_bytes_per_second": None, "prefill_tokens_per_second": None}
     return EngineSnapshot(**zeros | pools | kinds | cache | rates | {"status": EngineStatus.RUNNING} | counts)
 
@@ -274,6 +274,13 @@ def test_reuse_is_in_one_state(metrics, state, is_degraded):
         each: float(each is state) for each in ReuseState
     }
     assert found["dalsegno_reuse_degraded",] == is_degraded
+
+
+def test_a_fault_of_a_drill_is_1_while_it_is_on(metrics):
+    on = frozenset({Fault.DROP_STATE})
+    metrics.watch_engine(lambda: snapshot(faults=on), "model", "qwen3", "torch")
+    found = {key: value for key, value in read(metrics).items() if key[0] == "dalsegno_fault_active"}
+    assert found == {("dalsegno_fault_active", each.value): float(each in on) for each in Fault}
 
 
 def test_an_insight_is_1_while_it_holds_under_the_severity_it_has(metrics):

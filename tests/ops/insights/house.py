@@ -18,7 +18,7 @@ def snapshot(**counts):
     """Of an idle engine whose pools are full of what is remembered, but for `counts`."""
     zeros = dict.fromkeys(EngineSnapshot.__dataclass_fields__, 0)
     pools = dict.fromkeys(("kv_pages", "state_slots", "host_units", "host_state_slots"), FULL)
-    rest = {"status": EngineStatus.RUNNING, "cache": CacheStats(), "transfers": {}}
+    rest = {"status": EngineStatus.RUNNING, "cache": CacheStats(), "transfers": {}, "faults": frozenset()}
     unmeasured = {"restore_bytes_per_second": None, "prefill_tokens_per_second": None, "last_audit": None}
     return EngineSnapshot(**zeros | pools | rest | unmeasured | counts)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cache import AuditReport, CacheStats, CheckpointKind
+from cache import AuditReport, CacheStats, CheckpointKind, Fault
 from engine.errors import QueueTimeoutError
 from engine.events import StepFailed
 from ops.insights.types import InsightId, Severity
-from tests.ops.insights.house import COLD, GOOD, Desk, pool, report
+from tests.ops.insights.house import COLD, GOOD, REFUSED, Desk, pool, report
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "insights.md"
 
@@ -358,6 +358,32 @@ def test_copies_that_fail_are_told_and_those_of_long_ago_are_not():
     assert desk.open == set()
     desk.wait(cache=stats(restore_failures=9))
     assert desk.insight("engine.faults").evidence["restore_failures"] == 2
+
+
+# -- a fire drill
+
+
+def test_a_fire_drill_is_told_with_how_to_end_it_for_as_long_as_it_lasts():
+    desk = Desk(faults=frozenset({Fault.STEP_FAIL, Fault.REFUSE_PUBLISH}))
+    desk.wait()
+    found = desk.insight("engine.fire_drill")
+    assert (found.severity, found.evidence) == ("warning", {"faults": "refuse_publish, step_fail"})
+    assert "/admin/faults" in found.recommendation
+    assert '{"faults":[]}' in found.recommendation
+    desk.wait(faults=frozenset())
+    assert desk.open == set()
+
+
+def test_nothing_is_to_be_mended_while_a_drill_lasts():
+    desk = Desk(faults=frozenset({Fault.REFUSE_PUBLISH}))
+    desk.fail_step()
+    desk.ask(*[REFUSED] * 8)
+    assert desk.open == {"prefix.reuse_collapsed", "engine.faults", "engine.fire_drill"}
+    for each in desk.insights.active:
+        assert "/admin/faults" in each.recommendation, each.id
+        assert "/admin/cache/reset" not in each.recommendation, each.id
+    desk.wait(faults=frozenset())
+    assert "/admin/cache/reset" in desk.insight("prefix.reuse_collapsed").recommendation
 
 
 # -- all of them
