@@ -15,11 +15,14 @@ below it: a restart would only make it begin again."""
 
 
 class Phase(StrEnum):
-    """Where the daemon is in its life; it only ever moves forward."""
+    """Where the daemon is in its life; it moves forward, but for a drain that is undone."""
 
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
+    """An operator wants no more requests here; can be undone."""
+    ENDING = "ending"
+    """The process was told to end."""
 
 
 class HealthStatus(StrEnum):
@@ -71,6 +74,9 @@ def judge_health(
     if phase is Phase.STARTING:
         return Health(HealthStatus.STARTING, ("the model is being loaded",), reuse)
     if phase is Phase.DRAINING:
+        drained = "an operator drained the daemon; POST /admin/undrain lets it take requests again"
+        return Health(HealthStatus.DRAINING, (drained,), reuse)
+    if phase is Phase.ENDING:
         return Health(HealthStatus.DRAINING, ("the daemon is shutting down",), reuse)
     if heartbeat_age_seconds is None:
         return Health(HealthStatus.UNAVAILABLE, ("the engine loop has stopped",), reuse)

@@ -15,6 +15,7 @@ from server.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.schema.completion import CompletionChunk, CompletionRequest
 from server.schema.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from server.settings import Settings
+from server.trust import Trust
 from server.version import package_version
 
 _BODIES = (
@@ -48,6 +49,7 @@ def create_app(settings: Settings, drill: FireDrill = NO_DRILL) -> FastAPI:
         RequestBoundary,
         api_keys=[key.get_secret_value() for key in settings.server.api_keys],
         admin_key=settings.server.admin_key.get_secret_value(),
+        trust=Trust((settings.server.host, *settings.server.allowed_hosts)),
         on_end=daemon.request_ended,
     )
     return app

@@ -18,9 +18,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 async def read_json_object(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """The body as a JSON object. Raises ApiError: 415, 413 or 400."""
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
-        raise ApiError(415, "the body must be JSON; send content-type: application/json", code="unsupported_media_type")
+        # Without one it may be a page's in a browser, which may send this type to nobody but its own origin.
+        message = "the body must be JSON and say so: send content-type: application/json (curl: --json, or -H)"
+        raise ApiError(415, message, code="unsupported_media_type")
     raw = await _read(request, max_bytes)
     try:
         body = orjson.loads(raw)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import re
 import time
@@ -18,9 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.daemon import ERROR_CODE, GENERATING_PATHS
 from server.errors import ApiError
 from server.isolation import KEY_NUMBER
+from server.trust import Trust, is_on_this_machine
 
 OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
-"""Probes, documentation and the page of the dashboard, which holds no data, need no key."""
+"""Probes, documentation and the page of the dashboard, which holds no data, are open to everybody."""
 
 DASHBOARD_PREFIX = "/dashboard/"
 """What that page is made of."""
@@ -41,7 +41,7 @@ logger = logging.getLogger("dalsegno.http")
 
 class RequestBoundary:
     """ASGI middleware; holds the API keys (none: open to all), the admin key (empty: admin is for clients on this
-    machine) and no other state.
+    machine), whom to believe without one, and no other state.
 
     `on_end` is told each request's scope, status and seconds.
     """
@@ -51,9 +51,11 @@ class RequestBoundary:
         app: ASGIApp,
         api_keys: Sequence[str] = (),
         admin_key: str = "",
+        trust: Trust | None = None,
         on_end: Callable[[Scope, int, float], None] | None = None,
     ) -> None:
         self._app = app
+        self._trust = trust or Trust()
         self._on_end = on_end
         self._keys = tuple(key.encode() for key in api_keys)
         self._admin_keys = (admin_key.encode(),) if admin_key else ()
@@ -100,6 +102,8 @@ class RequestBoundary:
                 self._on_end(scope, status, seconds)
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
+        """Raises ApiError (401) without the key that the path asks for, and (403) where it asks for none but the
+        request comes from where it may not."""
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith(DASHBOARD_PREFIX):
             return
@@ -111,14 +115,18 @@ class RequestBoundary:
                 if number is None:
                     raise _key_needed("API")
                 scope["state"][KEY_NUMBER] = number
+                return
         elif self._admin_keys:
             if _key_number(headers, self._admin_keys) is None:
                 raise _key_needed("admin")
-        elif not _is_loopback(scope.get("client")):
+            return
+        elif not is_on_this_machine(scope, headers):
             raise ApiError(
                 403,
-                f"{ADMIN_PREFIX} answers clients on this machine only; to open it, start the daemon with --admin-key",
+                f"{ADMIN_PREFIX} answers clients on this machine only, and no proxy; to open it, start the daemon with "
+                "--admin-key",
             )
+        self._trust.check(scope, headers)
 
 
 def _key_number(headers: Headers, keys: Sequence[bytes]) -> int | None:
@@ -136,16 +144,6 @@ def _key_needed(kind: str) -> ApiError:
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )
-
-
-def _is_loopback(client: tuple[str, int] | None) -> bool:
-    """Behind a proxy on this machine, `client` is who the proxy says it speaks for."""
-    try:
-        address = ipaddress.ip_address(client[0] if client else "")
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def _request_id(headers: Headers) -> str:

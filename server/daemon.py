@@ -94,11 +94,23 @@ class Daemon:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for a request. Raises ApiError (503) while there is none to serve with."""
+        """The engine, for a client's request. Raises ApiError (503) while there is none to serve with."""
         if self._engine is None or self.phase is not Phase.SERVING:
-            reason = "is shutting down" if self.phase is Phase.DRAINING else "is still loading its model"
-            raise ApiError(503, f"the daemon {reason}", code="engine_unavailable", headers={"Retry-After": "1"})
+            raise self._unavailable()
         return self._engine
+
+    @property
+    def loaded_engine(self) -> Engine:
+        """The engine, for an operator, who looks at a drained one too. Raises ApiError (503) before there is one and
+        when the process ends."""
+        if self._engine is None or self.phase is Phase.ENDING:
+            raise self._unavailable()
+        return self._engine
+
+    def _unavailable(self) -> ApiError:
+        reasons = {Phase.DRAINING: "was drained and takes no requests", Phase.ENDING: "is shutting down"}
+        reason = reasons.get(self.phase, "is still loading its model")
+        return ApiError(503, f"the daemon {reason}", code="engine_unavailable", headers={"Retry-After": "1"})
 
     def check_model(self, model: str | None) -> None:
         """Raises ApiError (404) unless `model` is the served one, or left out."""
@@ -136,12 +148,20 @@ class Daemon:
         return self.operations.health(self.phase, engine.heartbeat_age_seconds(), engine.faults)
 
     def begin_drain(self) -> None:
-        """Take no more requests from now on; the running ones finish."""
-        self.phase = Phase.DRAINING
+        """Take no more requests from now on, until `undo_drain`; the running ones finish."""
+        if self.phase is Phase.SERVING:
+            self.phase = Phase.DRAINING
+
+    def undo_drain(self) -> None:
+        """Take requests again. Raises ApiError (409) when the process was told to end."""
+        if self.phase is Phase.ENDING:
+            raise ApiError(409, "the daemon was told to end; that cannot be undone", code="ending")
+        if self.phase is Phase.DRAINING:
+            self.phase = Phase.SERVING
 
     async def drain(self, limit_seconds: float = DRAIN_LIMIT_SECONDS) -> bool:
-        """Take no more requests; wait for the running ones. False when the limit came first."""
-        self.begin_drain()
+        """Take no more requests, for good; wait for the running ones. False when the limit came first."""
+        self.phase = Phase.ENDING
         return True if self._engine is None else await self._engine.drain(limit_seconds)
 
     async def stop(self, reason: str = "signal") -> None:
@@ -149,7 +169,7 @@ class Daemon:
         if self.is_over:
             return
         self.is_over = True
-        self.phase = Phase.DRAINING
+        self.phase = Phase.ENDING
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

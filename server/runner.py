@@ -18,7 +18,8 @@ from server.app import create_app
 from server.daemon import DRAIN_LIMIT_SECONDS, Daemon
 from server.drill import NO_DRILL, FireDrill
 from server.listener import url_of
-from server.settings import Settings
+from server.settings import ServerSettings, Settings
+from server.trust import is_loopback
 from server.version import package_version
 
 _CLOSING_SECONDS = 5
@@ -55,6 +56,7 @@ def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = N
 async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket) -> None:
     asked_to_stop, hurried = _catch_signals()
     daemon.url = url_of(listener)
+    warn_of_open_door(daemon.settings.server, listener.getsockname())
     if daemon.event_log is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.event_log.reopen)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -68,6 +70,12 @@ async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket
         await daemon.stop(reason)
         server.should_exit = True
         await serving
+
+
+def warn_of_open_door(settings: ServerSettings, address: tuple[str, int]) -> None:
+    """Whoever listens to a network without a key is to know it."""
+    if not settings.api_keys and not is_loopback(address[:2]):
+        logger.warning("no key is asked for: everybody who reaches %s may use the model (--api-key)", address[0])
 
 
 async def _start(daemon: Daemon, asked_to_stop: asyncio.Event, url: str) -> bool:

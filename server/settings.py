@@ -51,6 +51,11 @@ class ServerSettings(Section):
         "key for /admin, by the same headers; @FILE reads it; empty: /admin answers clients on this machine only",
         "a key, or @FILE with one key",
     )
+    allowed_hosts: tuple[Annotated[str, MinLen(1)], ...] = _key(
+        (),
+        "names by which clients without a key may ask for this daemon, beside its own and its addresses; *: any",
+        "one or more host names, or *",
+    )
 
 
 class EngineSettings(Section):

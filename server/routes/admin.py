@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 
 from cache import CacheStats, Fault, PoolCounts, Resident, Tier
+from engine.engine import Engine
 from server.body import parse, read_json_object
 from server.daemon import Daemon
 from server.errors import ApiError
@@ -43,6 +45,8 @@ _NAMED_CONVERSATIONS = 20
 
 Name = TypeVar("Name", bound=StrEnum)
 
+logger = logging.getLogger("dalsegno.server")
+
 
 def _reset_documented() -> dict[str, Any]:
     arguments = documented(ResetRequest, ResetAnswer)
@@ -57,7 +61,7 @@ router = APIRouter(prefix="/admin", tags=["operation"], responses=ERRORS)
 async def show_cache(request: Request) -> JsonResponse:
     """Units of each pool by state, what the cache has done since the start, and which kernels compute."""
     daemon: Daemon = request.app.state.daemon
-    now, census = daemon.engine.snapshot(), daemon.engine.census(_NAMED_CONVERSATIONS)
+    now, census = daemon.loaded_engine.snapshot(), daemon.loaded_engine.census(_NAMED_CONVERSATIONS)
     done = now.cache
     return JsonResponse(
         CacheAnswer(
@@ -81,7 +85,7 @@ async def show_cache(request: Request) -> JsonResponse:
             audits=done.audits,
             violations=done.violations,
             orphans_reclaimed=dict(done.orphans_reclaimed),
-            faults=_names(daemon.engine.faults),
+            faults=_names(daemon.loaded_engine.faults),
             oldest_entry_seconds=dict(now.oldest_entry_seconds),
             tree=TreeSizes(
                 nodes=census.nodes,
@@ -90,7 +94,7 @@ async def show_cache(request: Request) -> JsonResponse:
                 depth_tokens=census.depth_tokens,
             ),
             conversations=[_conversation(each) for each in census.largest],
-            kernels=[KernelShown(**asdict(choice)) for choice in daemon.engine.kernel_choices],
+            kernels=[KernelShown(**asdict(choice)) for choice in daemon.loaded_engine.kernel_choices],
         )
     )
 
@@ -99,7 +103,7 @@ async def show_cache(request: Request) -> JsonResponse:
 async def reset_cache(request: Request) -> JsonResponse:
     """Forget what is remembered in the tiers named, and give back what nobody holds, while traffic runs."""
     daemon: Daemon = request.app.state.daemon
-    engine = daemon.engine
+    engine = daemon.loaded_engine
     wanted = parse(ResetRequest, await read_json_object(request))
     found = await engine.reset_cache(_known(Tier, wanted.tiers, "tiers"))
     answer = ResetAnswer.model_validate({"tiers": {tier.value: asdict(counts) for tier, counts in found.items()}})
@@ -114,7 +118,7 @@ async def reset_cache(request: Request) -> JsonResponse:
 async def audit_cache(request: Request) -> JsonResponse:
     """Compare pools, trees and leases from scratch; give back what nobody holds, unless self-heal is off."""
     daemon: Daemon = request.app.state.daemon
-    found = await daemon.engine.audit_cache()
+    found = await daemon.loaded_engine.audit_cache()
     return JsonResponse(
         AuditAnswer(violations=list(found.violations), reclaimed=dict(found.reclaimed), remaining=list(found.remaining))
     )
@@ -124,16 +128,27 @@ async def audit_cache(request: Request) -> JsonResponse:
 async def drain(request: Request) -> JsonResponse:
     """Take no more requests and let the running ones finish; the process goes on until it is told to end."""
     daemon: Daemon = request.app.state.daemon
-    now = daemon.engine.snapshot()
+    engine = daemon.loaded_engine
     daemon.begin_drain()
-    return JsonResponse(DrainAnswer(requests_running=now.running, requests_waiting=now.waiting))
+    logger.warning("an operator drained the daemon: no new requests until POST /admin/undrain")
+    return JsonResponse(_underway(engine))
+
+
+@router.post("/undrain", response_model=DrainAnswer, responses={409: {"model": ErrorBody, "description": "it ends"}})
+async def undrain(request: Request) -> JsonResponse:
+    """Take requests again after a drain."""
+    daemon: Daemon = request.app.state.daemon
+    daemon.undo_drain()
+    engine = daemon.loaded_engine
+    logger.warning("an operator undid the drain: requests are taken")
+    return JsonResponse(_underway(engine))
 
 
 @router.get("/faults", response_model=FaultsAnswer)
 async def show_faults(request: Request) -> JsonResponse:
     """The faults that are switched on."""
     daemon: Daemon = request.app.state.daemon
-    return JsonResponse(FaultsAnswer(faults=_names(daemon.engine.faults)))
+    return JsonResponse(FaultsAnswer(faults=_names(daemon.loaded_engine.faults)))
 
 
 @router.post("/faults", **documented(FaultsRequest, FaultsAnswer))
@@ -142,7 +157,7 @@ async def set_faults(request: Request) -> JsonResponse:
     daemon: Daemon = request.app.state.daemon
     if not daemon.drill.is_allowed:
         raise ApiError(403, "fire drills are off; to hold one, start the daemon with --allow-faults")
-    engine = daemon.engine
+    engine = daemon.loaded_engine
     wanted = parse(FaultsRequest, await read_json_object(request))
     await engine.set_faults(frozenset(_known(Fault, wanted.faults, "faults")))
     return JsonResponse(FaultsAnswer(faults=_names(engine.faults)))
@@ -159,6 +174,11 @@ def _known(kind: type[Name], given: Sequence[str], param: str) -> list[Name]:
                 code="invalid_value",
             )
     return [kind(name) for name in given]
+
+
+def _underway(engine: Engine) -> DrainAnswer:
+    now = engine.snapshot()
+    return DrainAnswer(requests_running=now.running, requests_waiting=now.waiting)
 
 
 def _units(counts: PoolCounts) -> PoolUnits:

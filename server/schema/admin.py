@@ -144,7 +144,7 @@ class FaultsAnswer(AnswerModel):
 
 
 class DrainAnswer(AnswerModel):
-    """What was still to be finished when the draining began."""
+    """What is still to be finished at this moment."""
 
     requests_running: int
     requests_waiting: int

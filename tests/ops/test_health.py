@@ -21,6 +21,7 @@ def insight(insight_id, severity):
         (Phase.SERVING, None, HealthStatus.UNAVAILABLE),
         (Phase.DRAINING, 0.1, HealthStatus.DRAINING),
         (Phase.DRAINING, None, HealthStatus.DRAINING),
+        (Phase.ENDING, 0.1, HealthStatus.DRAINING),
     ],
 )
 def test_health_follows_from_the_phase_and_the_heartbeat(phase, age, status):

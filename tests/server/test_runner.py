@@ -5,9 +5,12 @@ import signal
 import threading
 
 import pytest
+from pydantic import SecretStr
 
 from server.cli import run
 from server.daemon import Daemon
+from server.runner import warn_of_open_door
+from server.settings import ServerSettings
 
 pytestmark = pytest.mark.usefixtures("quiet_logging")
 
@@ -41,3 +44,19 @@ def test_the_start_up_line_says_where_what_and_how_much(monkeypatch, capsys, tin
     # 1 MiB of pages of 4 KiB; a conversation takes 32 of them and one of the 3 + 2 slots.
     assert "backend torch, 256 KV pages of 16 tokens, 5 state slots, 8 MiB of host memory;" in printed
     assert "; 5 conversations of 512 tokens fit on the device, 9 in host memory; ready after" in printed
+
+
+@pytest.mark.parametrize(
+    ("keys", "address", "is_told"),
+    [
+        ((), ("0.0.0.0", 8000), True),
+        ((), ("::", 8000, 0, 0), True),
+        ((), ("192.168.1.5", 8000), True),
+        ((), ("127.0.0.1", 8000), False),
+        ((), ("::1", 8000, 0, 0), False),
+        ((SecretStr("key"),), ("0.0.0.0", 8000), False),
+    ],
+)
+def test_a_network_that_is_let_in_without_a_key_is_told_of(caplog, keys, address, is_told):
+    warn_of_open_door(ServerSettings(api_keys=keys), address)
+    assert ("--api-key" in caplog.text) is is_told
