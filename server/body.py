@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -9,6 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from server.errors import ApiError, from_validation
+from server.schema.dialects import in_own_names
 
 MAX_BODY_BYTES = 32 * 2**20
 """Far above any context that fits; a larger body is refused before it is held in memory."""
@@ -35,12 +37,19 @@ async def read_json_object(request: Request, max_bytes: int = MAX_BODY_BYTES) ->
     return body
 
 
-def parse(schema: type[Model], body: dict[str, Any]) -> Model:
-    """The body as `schema`. Raises ApiError (400) that names the first wrong field and never its value."""
+def parse(schema: type[Model], body: dict[str, Any], sent_as: Mapping[str, str] | None = None) -> Model:
+    """The body as `schema`. Raises ApiError (400) that names the first wrong field, as it was sent, and never its
+    value."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
-        raise from_validation(error, body) from None
+        raise from_validation(error, body, sent_as or {}) from None
+
+
+def parse_request(schema: type[Model], body: dict[str, Any]) -> Model:
+    """The same for a body whose fields may be those of other servers."""
+    fields, sent_as = in_own_names(schema, body)
+    return parse(schema, fields, sent_as)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -69,15 +69,19 @@ def from_engine(error: EngineError) -> ApiError:
             return ApiError(500, "the engine failed on this request", code="internal_error")
 
 
-def from_validation(error: ValidationError | RequestValidationError, body: Any = None) -> ApiError:
-    """The first thing that pydantic found, without the value: it may be part of a prompt."""
+def from_validation(
+    error: ValidationError | RequestValidationError, body: Any = None, sent_as: Mapping[str, str] | None = None
+) -> ApiError:
+    """The first thing that pydantic found, without the value: it may be part of a prompt. `sent_as`: the names that
+    the client gave to fields which are called otherwise here."""
     if isinstance(error, RequestValidationError):
         # Of a parameter, whose place is `query` or `path`; a route reads its body itself.
         found = error.errors()
         param = _dotted(list(found[0]["loc"][1:])) or None
     else:
         found = error.errors(include_input=False)
-        param = _dotted(_real_location(found[0]["loc"], body)) or None
+        field, *inner = _real_location(found[0]["loc"], body) or [""]
+        param = _dotted([(sent_as or {}).get(str(field), field), *inner]) or None
     said = "Input should be an object" if found[0]["type"] in _OBJECT_ERRORS else found[0]["msg"]
     message = f"{param}: {said}" if param else said
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

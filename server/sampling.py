@@ -58,7 +58,7 @@ class SamplingDefaults:
             top_p=request.top_p,
             top_k=None if request.top_k is None else max(request.top_k, 0),
             min_p=request.min_p,
-            seed=request.seed,
+            seed=None if request.seed == -1 else request.seed,
             max_tokens=request.wanted_tokens,
             min_tokens=request.min_tokens,
             stop=None if request.stop is None else tuple(request.stop),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from engine.text.tokenizer import Tokenizer
 from server.answers import PublicReason, identity, public_reason, respond
-from server.body import parse, read_json_object
+from server.body import parse_request, read_json_object
 from server.chat import Piece, new_answer_id, pieces, render_prompt
 from server.choices import submit_all
 from server.daemon import Daemon
@@ -26,7 +26,6 @@ from server.schema.chat import (
     ChunkChoice,
     ChunkDelta,
 )
-from server.schema.unsupported import refuse_unsupported
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -36,9 +35,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, whole or streamed."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
-    body = await read_json_object(request)
-    refuse_unsupported(body)
-    wanted = parse(ChatCompletionRequest, body)
+    wanted = parse_request(ChatCompletionRequest, await read_json_object(request))
     daemon.check_model(wanted.model)
     sampling = daemon.sampling_defaults.for_request(wanted)
     messages, tools = wanted.messages_for_template(), wanted.tools_for_template()

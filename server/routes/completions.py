@@ -11,14 +11,13 @@ from starlette.responses import Response
 
 from engine.text.tokenizer import Tokenizer
 from server.answers import PublicReason, identity, public_reason, respond
-from server.body import parse, read_json_object
+from server.body import parse_request, read_json_object
 from server.chat import Piece, Prompt, new_answer_id, plain_pieces
 from server.choices import submit_all
 from server.daemon import Daemon
 from server.logprobs import completion_logprobs
 from server.openapi import documented
 from server.schema.completion import Completion, CompletionChoice, CompletionChunk, CompletionRequest
-from server.schema.unsupported import refuse_unsupported
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -28,9 +27,7 @@ async def create_completion(request: Request) -> Response:
     """Go on with a text, or with several, whole or streamed."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
-    body = await read_json_object(request)
-    refuse_unsupported(body)
-    wanted = parse(CompletionRequest, body)
+    wanted = parse_request(CompletionRequest, await read_json_object(request))
     daemon.check_model(wanted.model)
     sampling = daemon.sampling_defaults.for_request(wanted)
     choices = wanted.choices_per_prompt

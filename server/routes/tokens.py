@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from engine.engine import Engine
 from engine.errors import ChatTemplateError
-from server.body import parse, read_json_object
+from server.body import parse, parse_request, read_json_object
 from server.chat import naming
 from server.daemon import Daemon
 from server.openapi import documented
@@ -20,7 +20,6 @@ from server.schema.tokens import (
     TokenizeChatRequest,
     TokenizeTextRequest,
 )
-from server.schema.unsupported import refuse_unsupported
 
 router = APIRouter(tags=["tokens"])
 
@@ -31,12 +30,9 @@ async def tokenize(request: Request) -> JsonResponse:
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
     body = await read_json_object(request)
-    wanted: TokenizeTextRequest | TokenizeChatRequest
-    if "messages" in body:
-        refuse_unsupported({name: value for name, value in body.items() if name != "add_generation_prompt"})
-        wanted = parse(TokenizeChatRequest, body)
-    else:
-        wanted = parse(TokenizeTextRequest, body)
+    schema: type[TokenizeTextRequest | TokenizeChatRequest]
+    schema = TokenizeChatRequest if "messages" in body else TokenizeTextRequest
+    wanted = parse_request(schema, body)
     daemon.check_model(wanted.model)
     token_ids = await asyncio.to_thread(_encode, engine, wanted)
     strings = None

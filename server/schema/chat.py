@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from server.schema.base import AnswerModel, RequestModel
 from server.schema.logprobs import ChatLogprobs
 from server.schema.messages import ChatMessage, Tool, check_tool_order
+from server.schema.numbers import Integer, TokenLimit
 from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest
 from server.schema.usage import Reuse, TimingsBody, UsageBody
 
@@ -54,9 +55,11 @@ class Conversation(RequestModel):
 class ChatCompletionRequest(Conversation, SamplingRequest):
     """A conversation to answer. Fields that are not listed and would change nothing are ignored."""
 
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: TokenLimit | None = Field(None, description="the newer name of max_tokens; it wins")
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="needs logprobs")
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        None, description="needs logprobs"
+    )
 
     @model_validator(mode="after")
     def _check_top_logprobs(self) -> ChatCompletionRequest:

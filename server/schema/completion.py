@@ -9,12 +9,13 @@ from pydantic_core import PydanticCustomError
 
 from server.schema.base import AnswerModel
 from server.schema.logprobs import CompletionLogprobs
+from server.schema.numbers import Integer, TokenIds
 from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest
 from server.schema.usage import Reuse, TimingsBody, UsageBody
 
 MAX_PROMPTS = 128
 
-_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_TokenIds = Annotated[TokenIds, Field(min_length=1)]
 
 
 def _prompt_kind(prompt: Any) -> str | None:
@@ -23,7 +24,7 @@ def _prompt_kind(prompt: Any) -> str | None:
     if not isinstance(prompt, list) or not prompt:
         return None
     first = prompt[0]
-    if isinstance(first, int) and not isinstance(first, bool):
+    if isinstance(first, int | float) and not isinstance(first, bool):
         return "tokens"
     if isinstance(first, list):
         return "token_lists"
@@ -48,7 +49,7 @@ class CompletionRequest(SamplingRequest):
 
     prompt: PromptField
     echo: bool | None = Field(None, description="begin each text with its prompt")
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
         None, description="report this many of the likeliest tokens at each place"
     )
     add_special_tokens: bool | None = Field(None, description="begin a text as the tokenizer does; the default")

@@ -9,9 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.schema.base import RequestModel
+from server.schema.numbers import Integer, TokenIds, TokenLimit
 
 MAX_CHOICES = 128
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000
 MAX_BIASES = 4096
 MAX_TOP_LOGPROBS = 20
@@ -85,20 +86,20 @@ class SamplingRequest(RequestModel):
     model: str | None = Field(None, description="the served model; may be left out")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="answers to each prompt")
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="answers to each prompt")
+    max_tokens: TokenLimit | None = Field(None, description="-1: as many as the context holds")
+    min_tokens: Annotated[Integer, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="0 or -1: off")
+    top_k: Annotated[Integer, Field(ge=-1, lt=2**31)] | None = Field(None, description="0 or -1: off")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: LogitBias = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="-1: none")
     stop: StopStrings = None
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = Field(

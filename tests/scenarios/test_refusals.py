@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from engine.catalog import resolve_model
-from server.schema.unsupported import NEUTRAL_VALUES
 from tests.e2e.conftest import run_daemon
 from tests.scenarios.sse import events
+from tests.server.other_servers import EFFECTS, WITHOUT_EFFECT
 
 MAX_CONTEXT = 4096
 PENDING = 2
@@ -142,19 +142,6 @@ def test_s41_a_prompt_that_can_never_fit_is_refused_at_once_with_the_numbers(cli
     assert given > limit == MAX_CONTEXT
 
 
-EFFECTS = {
-    "add_generation_prompt": False,
-    "best_of": 2,
-    "function_call": {"name": "f"},
-    "length_penalty": 0.5,
-    "modalities": ["text", "audio"],
-    "response_format": {"type": "json_object"},
-    "tool_choice": "required",
-}
-"""Values that would change the answer; of the other fields `EFFECT` would."""
-EFFECT = {"kind": 1}
-
-
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_s48_a_response_format_that_is_not_enforced_yet_is_refused_by_name(client, kind):
     refused = client.post(CHAT, json=HELLO | {"response_format": {"type": kind, "json_schema": {"name": "a"}}})
@@ -162,8 +149,8 @@ def test_s48_a_response_format_that_is_not_enforced_yet_is_refused_by_name(clien
 
 
 def test_s49_a_field_that_would_change_the_output_and_is_not_built_is_refused_by_name(client):
-    for name in NEUTRAL_VALUES:
-        refused = client.post(CHAT, json=HELLO | {name: EFFECTS.get(name, EFFECT)})
+    for name, effect, _default in (each for documented in EFFECTS.values() for each in documented):
+        refused = client.post(CHAT, json=HELLO | {name: effect})
         error = refused.json()["error"]
         assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
         assert name in error["message"]
@@ -171,8 +158,7 @@ def test_s49_a_field_that_would_change_the_output_and_is_not_built_is_refused_by
 
 def test_s49_neutral_values_and_unknown_fields_change_nothing(client):
     plain = client.post(CHAT, json=HELLO).json()["choices"]
-    width = max(len(values) for values in NEUTRAL_VALUES.values())
-    for place in range(width):
-        neutral = {name: values[min(place, len(values) - 1)] for name, values in NEUTRAL_VALUES.items()}
-        answer = client.post(CHAT, json=HELLO | neutral | {"user": "u1", "metadata": {"a": "b"}, "store": False})
+    for server, documented in EFFECTS.items():
+        neutral = {name: default for name, _effect, default in documented}
+        answer = client.post(CHAT, json=HELLO | neutral | WITHOUT_EFFECT.get(server, {}) | {"never heard of": 1})
         assert (answer.status_code, answer.json().get("choices")) == (200, plain)

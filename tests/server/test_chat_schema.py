@@ -1,9 +1,8 @@
 import pytest
 
-from server.body import parse
+from server.body import parse, parse_request
 from server.errors import ApiError
 from server.schema.chat import ChatCompletionRequest
-from server.schema.unsupported import NEUTRAL_VALUES, refuse_unsupported
 
 SECRET = "the secret is 17"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -16,8 +15,7 @@ def result(call_id, content="3"):
 
 
 def check(body):
-    refuse_unsupported(body)
-    return parse(ChatCompletionRequest, body)
+    return parse_request(ChatCompletionRequest, body)
 
 
 def refusal(body):
@@ -76,7 +74,7 @@ def refusal(body):
         ({"messages": HELLO, "n": True}, "n", "integer"),
         ({"messages": HELLO, "stop": 1}, "stop", "list"),
         ({"messages": HELLO, "stop": ["a", ""]}, "stop[1]", "at least 1 character"),
-        ({"messages": HELLO, "stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"messages": HELLO, "stop": ["a"] * 65}, "stop", "at most 64"),
         ({"messages": HELLO, "stop": SECRET * 100}, "stop", "at most 1000 characters"),
         ({"messages": HELLO, "stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
         ({"messages": HELLO, "presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2"),
@@ -90,8 +88,8 @@ def refusal(body):
         ({"messages": HELLO, "top_logprobs": 3}, None, "top_logprobs needs logprobs"),
         ({"messages": HELLO, "min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
         ({"messages": HELLO, "ignore_eos": 1}, "ignore_eos", "boolean"),
-        ({"messages": HELLO, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
+        ({"messages": HELLO, "max_tokens": 0}, "max_tokens", "1 or more, or -1"),
+        ({"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens", "1 or more, or -1"),
         ({"messages": HELLO, "max_tokens": 1.5}, "max_tokens", "integer"),
         ({"messages": HELLO, "max_tokens": True}, "max_tokens", "integer"),
         ({"messages": HELLO, "max_tokens": "9"}, "max_tokens", "integer"),
@@ -119,28 +117,12 @@ def test_a_wrong_field_is_named_and_its_value_is_not_repeated(body, param, said)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function"}),
-        ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
-        ("audio", {"voice": "x"}),
-        ("modalities", ["text", "audio"]),
-        ("reasoning_effort", "high"),
-        ("web_search_options", {}),
-    ],
+    [("tool_choice", "required"), ("tool_choice", {"type": "function"}), ("reasoning_effort", "high")],
 )
 def test_a_field_that_would_change_the_output_is_refused_by_name(field, value):
     error = refusal({"messages": HELLO, field: value})
     assert (error.status, error.param, error.code) == (400, field, "unsupported_parameter")
     assert field in error.message
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [(name, value) for name, values in NEUTRAL_VALUES.items() for value in values]
-)
-def test_a_value_that_changes_nothing_is_accepted(field, value):
-    check({"messages": HELLO, field: value})
 
 
 @pytest.mark.parametrize(

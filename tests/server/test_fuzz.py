@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.schema.chat import ChatCompletionRequest
-from server.schema.unsupported import NEUTRAL_VALUES
+from server.schema.foreign import FLATTENED, REFUSED, RENAMED
 
 pytestmark = pytest.mark.anyio
 
-FIELDS = (*ChatCompletionRequest.model_fields, *NEUTRAL_VALUES, "user")
+FIELDS = (*ChatCompletionRequest.model_fields, *RENAMED, *REFUSED, *FLATTENED, "user")
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 ANYTHING = st.recursive(
     SCALARS,

@@ -1,0 +1,37 @@
+"""Integers as clients write them: 16.0 is one, for JSON has no other number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+NO_LIMIT_TOKENS = 2**31 - 1
+"""More than any context holds."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _all_whole(values: Any) -> Any:
+    if isinstance(values, list) and float in set(map(type, values)):
+        return [_whole(value) for value in values]
+    return values
+
+
+def _limit(tokens: int) -> int:
+    if tokens == 0 or tokens < -1:
+        raise PydanticCustomError("token_limit", "Input should be 1 or more, or -1 for no limit")
+    return NO_LIMIT_TOKENS if tokens == -1 else tokens
+
+
+Integer = Annotated[int, BeforeValidator(_whole)]
+TokenLimit = Annotated[
+    Integer,
+    AfterValidator(_limit),
+    WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}}),
+]
+"""The longest answer; -1: as long as the context allows."""
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_all_whole)]
