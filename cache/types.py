@@ -111,6 +111,8 @@ class Frontier:
 
     tokens: int
     kind: CheckpointKind
+    is_turn: bool = True
+    """Of a turn closure: whether a turn of a conversation ends there, and not just a raw prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
     last = len(request.prompt_token_ids) - 1
     named = {f.tokens: f for f in request.frontiers if 0 < f.tokens <= last}
     if last > 0 and all(f.kind is not CheckpointKind.PRIVATE_TURN_CLOSURE for f in named.values()):
-        named.setdefault(last, Frontier(last, CheckpointKind.PRIVATE_TURN_CLOSURE))
+        named.setdefault(last, Frontier(last, CheckpointKind.PRIVATE_TURN_CLOSURE, is_turn=False))
     return tuple(named[tokens] for tokens in sorted(named))
 
 

@@ -225,7 +225,7 @@ def test_lost_tokens_and_reused_ones_add_up_to_the_last_frontier():
     match = cache.match("r2", "n", (*range(12), *range(50, 60)))
     report = cache.report(match, closure(20))
     assert (report.cached_tokens, report.achievable_tokens) == (0, 0)
-    assert (report.lost, report.diverged_at) == ({"no_checkpoint": 12, "diverged": 8}, 12)
+    assert report.lost == {"no_checkpoint": 12, "cold": 8}
 
 
 def test_chats_that_take_turns_keep_their_newest_and_not_its_ancestors():

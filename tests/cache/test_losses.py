@@ -1,11 +1,11 @@
-"""Each token that had to be computed gets one reason, and a rewritten history the place where it was rewritten."""
+"""Each token that had to be computed gets one reason."""
 
 from __future__ import annotations
 
 import pytest
 
-from cache import Fault, Frontier, LossReason, SkipReason
-from tests.cache.house import BRANCH, CLOSURE, ENDPOINT, SHARED, House
+from cache import Fault, Frontier, SkipReason
+from tests.cache.house import BRANCH, CLOSURE, SHARED, House
 
 CHAT = range(11)
 
@@ -160,87 +160,6 @@ def test_a_lost_checkpoint_that_is_published_again_is_lost_no_more():
     assert lost_of(house, CHAT, 10) == {}
     assert house.checkpoint(CHAT[:10]).loss is None
     assert len(house.cache.tiers.ghosts) == 0
-
-
-# -- where a history was rewritten
-
-TURN_1 = (*range(8), 20, 21)
-"""System text of 8 tokens, and a question."""
-TURN_2 = (*TURN_1, 30, 31, 32, 33, 40, 41)
-"""The answer to it, and the next question."""
-TURN_3 = (*TURN_2, 50, 51, 52, 53, 60, 61)
-
-
-@pytest.fixture(params=[True, False], ids=["hybrid", "attention only"])
-def chat(request):
-    """A conversation of three turns; each prompt ends with one token that opens the answer."""
-    house = House(has_state=request.param)
-    for turn in (TURN_1, TURN_2, TURN_3):
-        house.serve((*turn, 99), Frontier(8, SHARED), len(turn))
-    return house
-
-
-def diverged_at(house, turn):
-    return house.report((*turn, 99), 8, len(turn)).diverged_at
-
-
-@pytest.mark.parametrize(
-    "turn",
-    [
-        pytest.param(TURN_3, id="a retry"),
-        pytest.param((*TURN_3, 70, 71, 72, 80, 81), id="the next turn"),
-        pytest.param((*range(8), 25, 26), id="another user's question behind the same system text"),
-        pytest.param((*range(8), 20, 27, 28, 29, 24), id="and one that begins with the same word"),
-        pytest.param((700, 701, 702, 703), id="something else"),
-        pytest.param(TURN_2, id="back to an earlier turn"),
-    ],
-)
-def test_what_goes_on_or_begins_anew_rewrites_nothing(chat, turn):
-    assert diverged_at(chat, turn) is None
-
-
-@pytest.mark.parametrize(
-    ("turn", "position"),
-    [
-        pytest.param((*TURN_2[:12], 77, *TURN_2[13:], *TURN_3[16:]), 12, id="an edit deep in an answer"),
-        pytest.param((*TURN_2, 88, *TURN_3[16:]), 16, id="a message injected before the last turn"),
-        pytest.param((*TURN_1, 30, 31, 90, 91, 92, 93, 94, 95), 12, id="a fork in the second turn"),
-        pytest.param((*TURN_2, 54, 55, 56, 57, 62, 63), 16, id="another answer to a turn that has one"),
-    ],
-)
-def test_a_rewritten_history_says_where(chat, turn, position):
-    report = chat.report((*turn, 99), 8, len(turn))
-    assert report.diverged_at == position
-    assert report.lost["diverged"] == len(turn) - position
-
-
-def test_an_edit_of_a_first_message_counts_when_the_better_half_of_it_is_repeated():
-    house = House()
-    house.serve((*range(8), *range(20, 30), 99), Frontier(8, SHARED), 18)
-    assert diverged_at(house, (*range(8), *range(20, 25), 66, 67, 68)) == 13
-    assert diverged_at(house, (*range(8), *range(20, 24), 66, 67, 68)) is None
-
-
-def test_a_lost_conversation_still_tells_where_it_was_rewritten():
-    house = House(state_slots=2)
-    for turn in (TURN_1, TURN_2):
-        house.serve((*turn, 99), Frontier(8, SHARED), len(turn))
-    for checkpoint in tuple(house.cache.tiers.store):
-        house.cache.tiers.lose(checkpoint, LossReason.EVICTED_STATE)
-    assert diverged_at(house, (*TURN_2[:12], 77, *TURN_2[13:])) == 12
-
-
-def test_what_is_known_only_up_to_an_endpoint_has_no_turn_to_leave():
-    house = House()
-    house.serve(range(20), endpoint=True)
-    assert house.checkpoint(range(20)).kind is ENDPOINT
-    assert diverged_at(house, (*range(15), *range(70, 80))) is None
-
-
-def test_a_prompt_that_ends_before_the_turn_that_it_left_rewrites_nothing():
-    house = House()
-    house.serve(range(25), 24)
-    assert house.report((*range(16), 70, 71, 72), 16).diverged_at is None
 
 
 # -- which path a model without states names
