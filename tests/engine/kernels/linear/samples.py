@@ -1,4 +1,8 @@
-"""Shards of every format, the matrices that they stand for, and rooms to prepare them in."""
+"""Shards of every format, the matrices that they stand for, and rooms to prepare them in.
+
+A BLAS owes no equal bits to products of different shapes: where a test asks for them, it takes the `even_` samples,
+whose sums are exact in float32 in any order.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +72,37 @@ def fp8(
         static,
         random_rows(1, rows)[0] if bias else None,
         name,
+    )
+
+
+def even_rows(rows: int, columns: int = COLUMNS, seed: int = 0) -> torch.Tensor:
+    """Whole numbers from -8 to 8 in float32: any format holds them."""
+    generator = torch.Generator().manual_seed(seed + 1000 * rows + columns)
+    return torch.randint(-8, 9, (rows, columns), generator=generator).float()
+
+
+def even_nvfp4(rows: int, *, size: float = 1.0, input_scale: float | None = None, bias: bool = False) -> Nvfp4Weight:
+    """Every code, times the global scale `size`, a power of two."""
+    packed = torch.randint(0, 256, (rows, COLUMNS // 2), generator=torch.Generator().manual_seed(rows))
+    return Nvfp4Weight(
+        packed.to(torch.uint8),
+        torch.ones(rows, COLUMNS // 16).to(torch.float8_e4m3fn),
+        torch.tensor(size),
+        None if input_scale is None else torch.tensor(input_scale),
+        random_rows(1, rows)[0] if bias else None,
+    )
+
+
+def even_fp8(
+    rows: int, *, by_row: bool = False, size: float = 1.0, input_scale: float | None = None, bias: bool = False
+) -> Fp8Weight:
+    """Whole numbers, times the scale `size`, a power of two; by row one that is twice or half of its neighbours'."""
+    scale = size * torch.tensor([1.0, 2.0]).repeat(rows)[:rows] if by_row else torch.tensor(size)
+    return Fp8Weight(
+        even_rows(rows).to(torch.float8_e4m3fn),
+        scale,
+        None if input_scale is None else torch.tensor(input_scale),
+        random_rows(1, rows)[0] if bias else None,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from flashinfer.quantization.fp4_quantization import SfLayout, _e2m1_and_ufp8sf_scale_to_float_cpu
 
 from engine.kernels.linear.product import row_steps
+from engine.weights.formats import DenseWeight
 from tests.engine.kernels.linear.library import LinearLibrary
 from tests.engine.kernels.linear.samples import (
     COLUMNS,
@@ -16,6 +17,9 @@ from tests.engine.kernels.linear.samples import (
     SM100,
     SM120,
     dense,
+    even_fp8,
+    even_nvfp4,
+    even_rows,
     exact,
     fp8,
     make_room,
@@ -85,23 +89,27 @@ def test_fp8_activations_beyond_the_static_range_saturate():
     assert relative_error(out, exact(torch.full_like(x, 0.448), [shard])) < BF16_ROUNDING
 
 
+def even_inputs(rows, columns=COLUMNS):
+    return even_rows(rows, columns, seed=5).to(torch.bfloat16)
+
+
 FUSED = {
-    "nvfp4 w4a4": (SM100, "auto", lambda size: nvfp4(64, size=size, input_scale=0.01 * size)),
-    "nvfp4 w4a4 by row": (SM100, "fp4", lambda size: nvfp4(64, size=size)),
-    "nvfp4 w4a4 sm120": (SM120, "auto", lambda size: nvfp4(32, size=size, input_scale=0.01, bias=size > 1)),
-    "nvfp4 w4a16": (SM100, "bf16", lambda size: nvfp4(128, size=size, bias=size > 1)),
-    "nvfp4 unpacked": (SM90, "auto", lambda size: nvfp4(40, size=size, bias=size > 1)),
-    "fp8": (SM90, "auto", lambda size: fp8(48, size=size, input_scale=0.02 * size, bias=size > 1)),
-    "fp8 by row": (SM90, "auto", lambda size: fp8(48, size=size, by_row=size < 1)),
-    "fp8 unpacked": (SM90, "bf16", lambda size: fp8(40, size=size)),
+    "nvfp4 w4a4": (SM100, "auto", lambda size: even_nvfp4(64, size=size, input_scale=size / 64)),
+    "nvfp4 w4a4 by row": (SM100, "fp4", lambda size: even_nvfp4(64, size=size)),
+    "nvfp4 w4a4 sm120": (SM120, "auto", lambda size: even_nvfp4(32, size=size, input_scale=2**-6, bias=size > 1)),
+    "nvfp4 w4a16": (SM100, "bf16", lambda size: even_nvfp4(128, size=size, bias=size > 1)),
+    "nvfp4 unpacked": (SM90, "auto", lambda size: even_nvfp4(40, size=size, bias=size > 1)),
+    "fp8": (SM90, "auto", lambda size: even_fp8(48, size=size, input_scale=size / 32, bias=size > 1)),
+    "fp8 by row": (SM90, "auto", lambda size: even_fp8(48, size=size, by_row=size < 1)),
+    "fp8 unpacked": (SM90, "bf16", lambda size: even_fp8(40, size=size)),
 }
 
 
 @pytest.mark.parametrize(("traits", "activations", "make"), FUSED.values(), ids=FUSED.keys())
 def test_fused_shards_of_unequal_scales_give_the_bits_of_the_unfused(traits, activations, make):
-    """q, k, v with global scales 300 times apart, the first two alike."""
-    shards = [make(size) for size in (0.03, 0.03, 10.0, 1.0)]
-    x = inputs(5)
+    """q, k, v with global scales 256 times apart, the first two alike."""
+    shards = [make(size) for size in (2**-5, 2**-5, 8.0, 1.0)]
+    x = even_inputs(5)
     fused = make_room(traits, activations).prepare(shards)
     alone = [make_room(traits, activations).prepare([shard]) for shard in shards]
     torch.testing.assert_close(fused.apply(x), torch.cat([layer.apply(x) for layer in alone], dim=1), rtol=0, atol=0)
@@ -144,10 +152,10 @@ def test_shards_of_different_formats_keep_the_order_of_their_rows(traits):
     assert layer.kind.split(" + ")[-1].startswith("dense") or "nvfp4" in layer.kind
 
 
-@pytest.mark.parametrize("shard", [nvfp4(64), fp8(48)], ids=["nvfp4", "fp8"])
+@pytest.mark.parametrize("shard", [even_nvfp4(64), even_fp8(48)], ids=["nvfp4", "fp8"])
 def test_a_rows_own_scale_does_not_depend_on_its_batch(shard):
     layer = make_room(SM100, "fp4").prepare([shard])
-    x = inputs(7) * torch.logspace(-3, 3, 7)[:, None].to(torch.bfloat16)
+    x = even_inputs(7) * torch.logspace(-9, 9, 7, base=2)[:, None].to(torch.bfloat16)
     x[3] = 0
     together = layer.apply(x)
     apart = torch.cat([layer.apply(row[None]) for row in x])
@@ -178,17 +186,17 @@ def test_a_row_that_is_not_finite_stays_seen_and_alone(shard, value):
 @pytest.mark.parametrize(
     ("traits", "activations", "shard"),
     [
-        (SM100, "auto", nvfp4(64, input_scale=0.01)),
-        (SM100, "fp4", nvfp4(64)),
-        (SM100, "bf16", nvfp4(128)),
-        (SM90, "auto", fp8(48, input_scale=0.01)),
-        (SM90, "auto", fp8(48)),
-        (SM90, "auto", dense(4)),
+        (SM100, "auto", even_nvfp4(64, input_scale=2**-6)),
+        (SM100, "fp4", even_nvfp4(64)),
+        (SM100, "bf16", even_nvfp4(128)),
+        (SM90, "auto", even_fp8(48, input_scale=2**-6)),
+        (SM90, "auto", even_fp8(48)),
+        (SM90, "auto", DenseWeight(even_rows(4))),
     ],
 )
 def test_rows_that_do_not_lie_together_are_read_right(traits, activations, shard):
     layer = make_room(traits, activations).prepare([shard])
-    wide = inputs(5, 3 * COLUMNS)
+    wide = even_inputs(5, 3 * COLUMNS)
     x = wide[:, COLUMNS : 2 * COLUMNS]
     before = x.clone()
     assert torch.equal(layer.apply(x), layer.apply(x.contiguous()))
