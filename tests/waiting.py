@@ -1,7 +1,12 @@
-"""How a test waits for what the engine's thread does."""
+"""How a test waits: for an event, and never by the clock.
+
+Everything that is waited for has one deadline, so long that only what never comes exceeds it, also on a slow machine
+whose cores other programs take.
+"""
 
 import asyncio
 
+PATIENCE_SECONDS = 600.0
 _SECONDS = 0.001
 
 

@@ -23,7 +23,7 @@ _MOST_ROUNDS_TO_DETECT = 20
 _MOST_ROUNDS_TO_HEAL = 8
 _CALM_ROUNDS = 2
 """After it has healed, so that each conversation is there again."""
-_TELL_SECONDS = 15.0
+_TELL_SECONDS = 60.0
 """How long insights and metrics may lag behind the state."""
 
 SETTINGS = {

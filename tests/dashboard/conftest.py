@@ -16,9 +16,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.e2e.conftest import DaemonProcess, run_daemon
+from tests.waiting import PATIENCE_SECONDS
 
-PATIENCE_MS = 45_000
-"""How long something may take to show on a busy machine; it is waited for, not slept for."""
+PATIENCE_MS = 1000 * PATIENCE_SECONDS
 
 WIDE = {"width": 1440, "height": 1000}
 NARROW = {"width": 390, "height": 844}
@@ -86,7 +86,7 @@ class Traffic:
             {"role": "user", "content": f"Tell {self.name} more, for the {len(self.messages)}th time. " * 3}
         )
         body = {"model": "demo", "messages": self.messages, "max_tokens": 12}
-        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS)
         answer.raise_for_status()
         content = answer.json()["choices"][0]["message"]["content"] or "-"
         self.messages.append({"role": "assistant", "content": content})
@@ -121,7 +121,7 @@ def load(url: str, guests: str, conversations: int = 3) -> Iterator[None]:
 
 
 def set_faults(daemon: DaemonProcess, *faults: str) -> None:
-    httpx.post(f"{daemon.url}/admin/faults", json={"faults": list(faults)}, timeout=30).raise_for_status()
+    httpx.post(f"{daemon.url}/admin/faults", json={"faults": list(faults)}, timeout=PATIENCE_SECONDS).raise_for_status()
 
 
 @dataclass
@@ -148,6 +148,7 @@ class Visit:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """Somebody who comes again: what was fetched once is not fetched again."""
     context = browser.new_context(viewport=WIDE)
+    context.set_default_timeout(PATIENCE_MS)
     yield context
     context.close()
 

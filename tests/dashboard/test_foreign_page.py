@@ -11,7 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-from tests.dashboard.conftest import FLAGS
+from tests.dashboard.conftest import FLAGS, PATIENCE_MS
+from tests.waiting import PATIENCE_SECONDS
 
 RESET = '{"tiers": ["device", "host", "disk"]}'
 
@@ -44,12 +45,14 @@ def page(chromium: str) -> Iterator[Page]:
     with sync_playwright() as playwright:
         flags = [*FLAGS, "--host-resolver-rules=MAP *.example 127.0.0.1"]
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
-        yield browser.new_page()
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        yield page
         browser.close()
 
 
 def is_untouched(daemon) -> bool:
-    return httpx.get(f"{daemon.url}/readyz").status_code == 200
+    return httpx.get(f"{daemon.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
 
 
 def status_of(page, daemon, script: str) -> int:
@@ -113,4 +116,4 @@ def test_the_daemons_own_page_may(page, daemon):
     page.goto(f"{daemon.url}/livez")
     for path, ready in (("/admin/drain", 503), ("/admin/undrain", 200)):
         assert page.evaluate(f"fetch('{path}', {{method: 'POST'}}).then(answer => answer.status)") == 200
-        assert httpx.get(f"{daemon.url}/readyz").status_code == ready
+        assert httpx.get(f"{daemon.url}/readyz", timeout=PATIENCE_SECONDS).status_code == ready

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import httpx
 
 from tests.programs import needs_program
+from tests.waiting import PATIENCE_SECONDS
 
 T = TypeVar("T")
-START_SECONDS = 60
 _POLL_SECONDS = 0.1
 
 
@@ -29,7 +29,9 @@ class PrometheusProcess:
 
     def ask(self, path: str, **params: str) -> Any:
         """The data of an answer of its API. Raises on anything but success."""
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=30).raise_for_status().json()
+        answer = (
+            httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=PATIENCE_SECONDS).raise_for_status().json()
+        )
         assert answer["status"] == "success", answer
         return answer["data"]
 
@@ -48,7 +50,7 @@ def run_prometheus(config: Path, data: Path) -> Iterator[PrometheusProcess]:
     program = needs_program("prometheus", package="prometheus")
     command = [program, f"--config.file={config}", f"--storage.tsdb.path={data}", "--web.listen-address=127.0.0.1:0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    overdue = threading.Timer(START_SECONDS, process.kill)
+    overdue = threading.Timer(PATIENCE_SECONDS, process.kill)
     overdue.start()
     log: list[str] = []
     assert process.stderr is not None
@@ -70,7 +72,7 @@ def run_prometheus(config: Path, data: Path) -> Iterator[PrometheusProcess]:
         process.wait()
 
 
-def until(found: Callable[[], T], seconds: float = 60) -> T:
+def until(found: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
     """What `found` gives as soon as that is something; it fails with the last of it when the time is up.
 
     Prometheus tells nobody when something changes, so this asks again and again.

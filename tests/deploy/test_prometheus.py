@@ -11,6 +11,7 @@ from tests.deploy.test_board import panel_expressions
 from tests.deploy.traffic import conversations
 from tests.e2e.conftest import run_daemon
 from tests.programs import needs_program
+from tests.waiting import PATIENCE_SECONDS
 
 FASTER = 40
 """Of the clock of scrapes, ranges and alerts: a scrape takes place each 375 ms instead of each 15 s."""
@@ -33,7 +34,7 @@ def prometheus(daemon, tmp_path_factory):
 
 
 def post(daemon, path, body=None):
-    return httpx.post(f"{daemon.url}{path}", json=body, timeout=30).raise_for_status().json()
+    return httpx.post(f"{daemon.url}{path}", json=body, timeout=PATIENCE_SECONDS).raise_for_status().json()
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_the_daemon_is_scraped_under_load(daemon, prometheus):
 
 def test_promtool_finds_nothing_to_say_about_the_page(daemon):
     promtool = needs_program("promtool", package="prometheus")
-    page = httpx.get(f"{daemon.url}/metrics").text
+    page = httpx.get(f"{daemon.url}/metrics", timeout=PATIENCE_SECONDS).text
     said = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
     assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
 
@@ -85,7 +86,7 @@ def test_every_panel_of_the_board_has_something_to_show(prometheus):
 
 def test_a_collapse_fires_by_the_daemon_s_word_and_by_the_tokens_and_resolves(daemon, prometheus, drill):
     def health():
-        return httpx.get(f"{daemon.url}/health").json()
+        return httpx.get(f"{daemon.url}/health", timeout=PATIENCE_SECONDS).json()
 
     def collapsed(state):
         return evidence(prometheus, "ReuseCollapsed", state)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import httpx
 
+from tests.waiting import PATIENCE_SECONDS
+
 TURNS = 6
 _WORDS = "the red house by the river had a door that nobody opened in winter but the cat went in and out"
 
@@ -22,7 +24,7 @@ def conversations(url: str, at_once: int = 2) -> Iterator[None]:
 
     def talk() -> None:
         try:
-            with httpx.Client(base_url=url, timeout=60) as client:
+            with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
                 while not is_over.is_set():
                     converse(client, next(numbers), is_over)
         except httpx.HTTPError as error:

@@ -17,8 +17,8 @@ import pytest
 
 from tests.server.conftest import quiet_logging  # noqa: F401  (a fixture)
 from tests.server.tiny_model import write_tiny_model
+from tests.waiting import PATIENCE_SECONDS
 
-START_SECONDS = 120
 LONG = 50_000
 """Tokens that take minutes: an answer of this length ends only when somebody ends it."""
 
@@ -33,13 +33,13 @@ class DaemonProcess:
 
     def client(self, **options: object) -> openai.OpenAI:
         return openai.OpenAI(
-            **{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 60} | options
+            **{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS} | options
         )
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait_for_log(self, text: str, seconds: float = 60) -> None:
+    def wait_for_log(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Until a line of standard error holds `text`."""
         with self.has_logged:
             found = self.has_logged.wait_for(lambda: any(text in line for line in self.log), seconds)
@@ -63,7 +63,7 @@ def run_daemon(model: Path, *flags: str) -> Iterator[DaemonProcess]:
     daemon = DaemonProcess(process, "")
     reader = threading.Thread(target=daemon.keep_log, daemon=True)
     reader.start()
-    overdue = threading.Timer(START_SECONDS, process.kill)
+    overdue = threading.Timer(PATIENCE_SECONDS, process.kill)
     overdue.start()
     try:
         assert process.stdout is not None

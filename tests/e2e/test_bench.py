@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import SMALL
+from tests.waiting import PATIENCE_SECONDS
 
 BENCH = [sys.executable, "-m", "server", "bench"]
 FEW = ["--requests", "6", "--prompt-tokens", "40", "--max-tokens", "8", "--concurrency", "2"]
@@ -58,7 +59,7 @@ def test_stopped_midway_it_tells_what_it_has_and_leaves_no_daemon(tiny_model):
         assert any("asking: " in line for line in process.stderr)  # the line that tells the progress
         (private,) = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGTERM)  # handled as Ctrl-C is
-        printed, _ = process.communicate(timeout=30)
+        printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 130
         assert "tokens/s" in printed
         assert not private.is_running()

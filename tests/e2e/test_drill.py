@@ -9,6 +9,8 @@ import sys
 
 import psutil
 
+from tests.waiting import PATIENCE_SECONDS
+
 DRILL = [sys.executable, "-m", "server", "drill", "collapse"]
 
 TIMELINE = (
@@ -37,7 +39,7 @@ TIMELINE = (
 
 
 def test_a_leak_is_noticed_told_and_mended():
-    result = subprocess.run(DRILL, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(DRILL, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert result.returncode == 0, result.stdout
     assert result.stderr == ""
     place = 0
@@ -56,7 +58,7 @@ def test_stopped_midway_it_leaves_no_daemon():
             said += process.stdout.readline()
         process.send_signal(signal.SIGINT)
         said += process.stdout.read()
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
         assert process.stderr.read() == ""
     assert "passed" not in said
     assert_ended(said)

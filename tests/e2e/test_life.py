@@ -13,6 +13,7 @@ import pytest
 from server.cli import run
 from tests.e2e.conftest import LONG, SMALL, run_daemon
 from tests.server.tiny_model import write_tiny_model
+from tests.waiting import PATIENCE_SECONDS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 KEY = "sk-very-secret"
@@ -36,7 +37,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more(tiny_model):
         *_, last = chunks
         assert last.choices[0].finish_reason == "length"
         assert last.usage.completion_tokens == 100
-        assert daemon.process.wait(60) == 0
+        assert daemon.process.wait(PATIENCE_SECONDS) == 0
         assert KEY not in "".join(daemon.log)
 
 
@@ -46,11 +47,11 @@ def test_a_second_signal_ends_running_streams_with_an_error(tiny_model):
         next(chunks)
         daemon.signal(signal.SIGTERM)
         daemon.wait_for_log("draining")
-        assert httpx.get(f"{daemon.url}/health").json()["status"] == "draining"
+        assert httpx.get(f"{daemon.url}/health", timeout=PATIENCE_SECONDS).json()["status"] == "draining"
         daemon.signal(signal.SIGINT)
         with pytest.raises(openai.APIError):
             list(chunks)
-        assert daemon.process.wait(60) == 0
+        assert daemon.process.wait(PATIENCE_SECONDS) == 0
         assert "Traceback" not in "".join(daemon.log)
 
 
@@ -102,13 +103,17 @@ def test_a_context_longer_than_the_model_s_is_wrong_usage(tiny_model, capsys):
 
 def test_a_limit_on_the_address_space_is_code_5_in_one_line(tiny_model):
     limited = f"ulimit -v 2500000; exec {sys.executable} -m server serve {tiny_model} --port 0 --kv-cache-mib 2000"
-    result = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(
+        ["bash", "-c", limited], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert (result.returncode, "Traceback" in result.stderr) == (5, False), result.stderr
 
 
 def test_a_line_that_is_not_utf_8_is_refused_and_the_conversation_goes_on(daemon):
     command = [sys.executable, "-m", "server", "chat", "--url", daemon.url, "--max-tokens", "5", "--temperature", "0"]
-    result = subprocess.run(command, input=b"\xff\xfe\nHello\n", capture_output=True, timeout=60, check=True)
+    result = subprocess.run(
+        command, input=b"\xff\xfe\nHello\n", capture_output=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert len(result.stdout.splitlines()) == 1
     assert b"not valid UTF-8" in result.stderr
 
@@ -135,7 +140,9 @@ def test_a_daemon_that_cannot_start_ends_with_one_line_and_its_code(daemon, tiny
     cases = {4: [str(tiny_model), "--port", port], 3: ["/no/such/folder", "--port", "0"], 2: ["--prot", "1"]}
 
     def start(arguments):
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
 
     with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
         for code, result in zip(cases, pool.map(start, cases.values()), strict=True):
@@ -146,7 +153,9 @@ def test_a_daemon_that_cannot_start_ends_with_one_line_and_its_code(daemon, tiny
 
 def test_a_model_can_be_talked_to_through_the_daemon(daemon):
     command = [sys.executable, "-m", "server", "chat", "--url", daemon.url, "--max-tokens", "5", "--temperature", "0"]
-    result = subprocess.run(command, input="Hello\n\nAgain\n", capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        command, input="Hello\n\nAgain\n", capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     first, second = result.stdout.splitlines()
     assert len(first) == len(second) == 5
 
@@ -161,4 +170,4 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(daemon):
         while not process.stdout.readline().endswith("(stopped)\n"):
             pass
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0

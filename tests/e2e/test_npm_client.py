@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_SECONDS
+
 FOLDER = Path(__file__).parent / "npm"
 
 
@@ -24,7 +26,7 @@ def node():
 
 def test_chat_streams_completions_models_and_errors_are_typed(node, daemon):
     command = [node, "client.mjs", daemon.url]
-    result = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert result.returncode == 0, result.stderr
     saw = json.loads(result.stdout)
     assert len(saw["whole"]) == len(saw["completion"]) == 8

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.e2e.conftest import LONG
+from tests.waiting import PATIENCE_SECONDS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SECRET = "the secret is 17"
@@ -118,7 +119,7 @@ def test_leaving_while_waiting_for_a_seat_ends_it(client):
 def test_a_huge_body_is_refused_and_the_daemon_goes_on(daemon, client):
     body = b'{"messages": "' + b"a" * (100 * 2**20)
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{daemon.url}/v1/chat/completions", content=body, headers=headers, timeout=60)
+    response = httpx.post(f"{daemon.url}/v1/chat/completions", content=body, headers=headers, timeout=PATIENCE_SECONDS)
     assert response.status_code == 413
     assert ask(client).choices
 

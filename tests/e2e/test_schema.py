@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance, statu
 from server.app import create_app
 from server.settings import Settings
 from tests.e2e.conftest import run_daemon
+from tests.waiting import PATIENCE_SECONDS
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 # Small, so that no answer takes long: the page allows a million tokens.
@@ -62,21 +63,21 @@ def tame(case):
 @anything.parametrize()
 @quick(20)
 def test_no_request_makes_the_daemon_fail(case, url):
-    case.call_and_validate(base_url=url, checks=CHECKS, timeout=60)
+    case.call_and_validate(base_url=url, checks=CHECKS, timeout=PATIENCE_SECONDS)
 
 
 @allowed.include(method="POST").parametrize()
 @quick(20)
 def test_no_request_that_the_page_allows_makes_the_daemon_fail(case, url):
     tame(case)
-    case.call_and_validate(base_url=url, checks=CHECKS, timeout=60)
+    case.call_and_validate(base_url=url, checks=CHECKS, timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.slow
 @anything.parametrize()
 @quick(200)
 def test_no_request_of_many_makes_the_daemon_fail(case, url):
-    case.call_and_validate(base_url=url, checks=CHECKS, timeout=60)
+    case.call_and_validate(base_url=url, checks=CHECKS, timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.slow
@@ -84,4 +85,4 @@ def test_no_request_of_many_makes_the_daemon_fail(case, url):
 @quick(300)
 def test_no_request_of_many_that_the_page_allows_makes_the_daemon_fail(case, url):
     tame(case)
-    case.call_and_validate(base_url=url, checks=CHECKS, timeout=60)
+    case.call_and_validate(base_url=url, checks=CHECKS, timeout=PATIENCE_SECONDS)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import SMALL, run_daemon
+from tests.waiting import PATIENCE_SECONDS
 
 WATCH = [sys.executable, "-m", "server", "watch"]
 KEYS = ("--api-key", "client", "--admin-key", "operator")
@@ -22,11 +23,13 @@ PROMPT = {"prompt": "the same again and again " * 10, "max_tokens": 2, "temperat
 
 def ask(url, times):
     for _ in range(times):
-        httpx.post(f"{url}/v1/completions", json=PROMPT, timeout=60).raise_for_status()
+        httpx.post(f"{url}/v1/completions", json=PROMPT, timeout=PATIENCE_SECONDS).raise_for_status()
 
 
 def look(url, *flags):
-    return subprocess.run([*WATCH, url, "--once", *flags], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [*WATCH, url, "--once", *flags], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 def test_a_daemon_that_is_well(daemon):
@@ -48,7 +51,7 @@ def test_a_daemon_that_is_well(daemon):
 def collapsed(tiny_model):
     """A daemon that has stopped to remember, and has noticed."""
     with run_daemon(tiny_model, *SMALL, "--allow-faults", "--fault", "refuse_publish", *KEYS) as daemon:
-        with httpx.Client(headers={"x-api-key": "client"}, base_url=daemon.url, timeout=60) as client:
+        with httpx.Client(headers={"x-api-key": "client"}, base_url=daemon.url, timeout=PATIENCE_SECONDS) as client:
             while client.get("/health").json()["reuse"] != "collapsed":
                 client.post("/v1/completions", json=PROMPT).raise_for_status()
             while not client.get("/insights").json()["insights"]:
@@ -81,7 +84,7 @@ def test_a_live_view_outlives_its_daemon(collapsed, tiny_model):
         with run_daemon(tiny_model, *SMALL, "--port", collapsed.url.rpartition(":")[2]):
             view.read_until("HEALTHY")
         view.process.send_signal(signal.SIGINT)
-        assert view.process.wait(60) == 0
+        assert view.process.wait(PATIENCE_SECONDS) == 0
         assert view.read_until("\x1b[?1049l")
 
 

@@ -15,6 +15,7 @@ import pytest
 from ops.event_log import EventLog, EventLogError
 from ops.events import RequestStart
 from tests.ops.event_samples import SAMPLES, record
+from tests.waiting import PATIENCE_SECONDS
 
 NOTHING_LOST = 0
 
@@ -59,7 +60,7 @@ def said():
 
         def wait(self, text):
             with self.changed:
-                assert self.changed.wait_for(lambda: self.count(text), timeout=20), self.lines
+                assert self.changed.wait_for(lambda: self.count(text), timeout=PATIENCE_SECONDS), self.lines
 
     handler = Said()
     logger = logging.getLogger("dalsegno.events")

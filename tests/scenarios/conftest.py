@@ -16,6 +16,7 @@ from engine.engine import Engine, EngineOptions
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from tests.scenarios.talking import Talk
+from tests.waiting import PATIENCE_SECONDS
 
 SMALL = {
     "max_concurrency": 2,
@@ -111,7 +112,7 @@ def stand_still(steps):
         def before(_runner, _plan):
             if next(count) == 0:
                 reached.set()
-                assert go.wait(timeout=60)
+                assert go.wait(timeout=PATIENCE_SECONDS)
 
         steps.before = before
         return reached, go

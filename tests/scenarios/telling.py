@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-_LIMIT_SECONDS = 60.0
+from tests.waiting import PATIENCE_SECONDS
+
 _LOOK_AGAIN_SECONDS = 0.05
 _WORDS = ("lighthouse", "keeper", "ship", "harbour", "counted", "every", "year", "rain", "stone", "letter", "window")
 
@@ -36,7 +37,7 @@ class Listener:
             return next((body for body in self.bodies[after:] if is_so(body)), None)
 
         with self._has_come:
-            body = self._has_come.wait_for(found, _LIMIT_SECONDS)
+            body = self._has_come.wait_for(found, PATIENCE_SECONDS)
         assert body is not None, f"never said; last of all came {self.bodies[-1:]}"
         return body
 
@@ -79,7 +80,7 @@ def listening(url: str, **headers: str) -> Iterator[Listener]:
             yield listener
         finally:
             answer.extensions["network_stream"].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-            thread.join(_LIMIT_SECONDS)
+            thread.join(PATIENCE_SECONDS)
 
 
 def ids_of(body: Body) -> list[str]:
@@ -99,7 +100,7 @@ def logged(path: Path, kind: str | None = None) -> list[Body]:
 
 def eventually(is_so: Callable[[], bool]) -> None:
     """For what nobody tells of when it comes."""
-    end = time.monotonic() + _LIMIT_SECONDS
+    end = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < end, "never came"
         time.sleep(_LOOK_AGAIN_SECONDS)

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.catalog import resolve_model
 from engine.text.tokenizer import Tokenizer
 from tests.e2e.conftest import run_daemon
+from tests.waiting import PATIENCE_SECONDS
 
 QUESTION = [{"role": "user", "content": "Tell me a short story about a fox."}]
 MARKER = "zanzibarquokka"
@@ -99,14 +100,20 @@ def test_s53_prompts_outputs_and_keys_are_told_nowhere(daemon):
     told = []
     for body in bad:
         reply = httpx.post(
-            f"{daemon.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60
+            f"{daemon.url}/v1/chat/completions",
+            json=body,
+            headers={"authorization": f"Bearer {KEY}"},
+            timeout=PATIENCE_SECONDS,
         )
         assert reply.status_code in (400, 404)
         told.append(reply.text)
     with pytest.raises(openai.AuthenticationError) as refused:
         daemon.client(api_key=f"{KEY}-but-wrong").models.list()
     told.append(json.dumps(refused.value.body))
-    told += [httpx.get(f"{daemon.url}{path}").text for path in ("/health", "/readyz", "/openapi.json")]
+    told += [
+        httpx.get(f"{daemon.url}{path}", timeout=PATIENCE_SECONDS).text
+        for path in ("/health", "/readyz", "/openapi.json")
+    ]
     told += daemon.log
     everything = "\n".join(told)
     assert said

@@ -10,6 +10,7 @@ import pytest
 from engine.catalog import resolve_model
 from tests.e2e.conftest import run_daemon
 from tests.scenarios.talking import system, user
+from tests.waiting import PATIENCE_SECONDS
 
 KEYS = ("key-of-ada", "key-of-bob")
 SALTS = ("salt-of-ada", "salt-of-bob")
@@ -34,7 +35,9 @@ def daemon(request):
 
 def ask(daemon, path, key, salt=None):
     body = BODIES[path] | ({} if salt is None else {"cache_salt": salt})
-    answer = httpx.post(f"{daemon.url}{path}", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    answer = httpx.post(
+        f"{daemon.url}{path}", json=body, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS
+    )
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -13,6 +13,7 @@ from engine.catalog import resolve_model
 from tests.e2e.conftest import run_daemon
 from tests.scenarios.sse import events
 from tests.server.other_servers import EFFECTS, WITHOUT_EFFECT
+from tests.waiting import PATIENCE_SECONDS
 
 MAX_CONTEXT = 4096
 PENDING = 2
@@ -36,7 +37,7 @@ def serving(*flags):
 @pytest.fixture(scope="module")
 def client():
     """Of a daemon with one seat."""
-    with serving() as daemon, httpx.Client(base_url=daemon.url, timeout=60) as client:
+    with serving() as daemon, httpx.Client(base_url=daemon.url, timeout=PATIENCE_SECONDS) as client:
         yield client
 
 
@@ -107,7 +108,7 @@ def test_s23_what_finds_the_queue_full_holds_nothing(client):
 
 def test_s23_s38_who_outlives_the_wait_limit_is_told_alike_streamed_or_not_and_logged_once(impatient_daemon):
     daemon = impatient_daemon
-    with httpx.Client(base_url=daemon.url, timeout=60) as client, taken_seat(client):
+    with httpx.Client(base_url=daemon.url, timeout=PATIENCE_SECONDS) as client, taken_seat(client):
         plain = client.post(CHAT, json=HELLO, headers={"x-request-id": "s38-plain"})
         streamed = client.post(CHAT, json=HELLO | {"stream": True}, headers={"x-request-id": "s38-streamed"})
     assert (plain.status_code, plain.json()["error"]["code"]) == (503, "queue_timeout")

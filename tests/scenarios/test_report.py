@@ -12,6 +12,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from server.frontiers import marked_places
 from tests.e2e.conftest import run_daemon
+from tests.waiting import PATIENCE_SECONDS
 
 PROMPT_TOKENS = 3900
 SLOTS = 3
@@ -42,7 +43,10 @@ def closure(body) -> int:
 
 def test_s01_one_long_body_three_times_is_computed_once_also_on_a_saturated_daemon(body, closure, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with run_daemon(resolve_model("demo"), *FLAGS) as daemon, httpx.Client(base_url=daemon.url, timeout=300) as client:
+    with (
+        run_daemon(resolve_model("demo"), *FLAGS) as daemon,
+        httpx.Client(base_url=daemon.url, timeout=PATIENCE_SECONDS) as client,
+    ):
 
         def ask(request: dict[str, object]) -> dict:
             response = client.post("/v1/chat/completions", json=request)

@@ -14,6 +14,7 @@ from server.frontiers import marked_places
 from tests.e2e.conftest import run_daemon
 from tests.scenarios.sse import events
 from tests.scenarios.talking import system, user
+from tests.waiting import PATIENCE_SECONDS
 
 PAGES, CONTEXT, SEATS, SLOTS = 100, 1024, 2, 3
 TOOLS = [
@@ -115,7 +116,7 @@ def test_s08_the_start_up_says_how_many_conversations_fit(daemon):
 @pytest.mark.parametrize("streams", list(itertools.product([False, True], repeat=2)), ids=str)
 def test_s15_streamed_or_not_the_same_conversation_hits_with_and_without_tools(daemon, closure, tools, streams):
     history = [user(f"Which ships are here, {streams} {bool(tools)}?")]
-    with httpx.Client(base_url=daemon.url, timeout=60) as client:
+    with httpx.Client(base_url=daemon.url, timeout=PATIENCE_SECONDS) as client:
 
         def cached(stream: bool) -> int:
             body = {"messages": history, "max_tokens": 2, "temperature": 0, "stream": stream}

@@ -20,6 +20,7 @@ import pytest
 from engine.catalog import resolve_model
 from tests.e2e.conftest import DaemonProcess, run_daemon
 from tests.scenarios.telling import Body, eventually, listening, until_judged
+from tests.waiting import PATIENCE_SECONDS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SMALL = ("--max-concurrency", "1", "--device-state-slots", "2", "--kv-pages", "256", "--max-context", "2048")
@@ -141,7 +142,7 @@ def serving(secret: Secrets, log_format: str, event_log: Path) -> Iterator[tuple
     logs = ("--log-level", "debug", "--log-format", log_format, "--event-log", str(event_log))
     with (
         run_daemon(resolve_model("demo"), *flags, *keys, *logs) as daemon,
-        httpx.Client(base_url=daemon.url, timeout=60) as client,
+        httpx.Client(base_url=daemon.url, timeout=PATIENCE_SECONDS) as client,
     ):
         yield daemon, Visitor(client, secret)
 
@@ -164,7 +165,7 @@ def test_s53_what_clients_say_and_get_is_told_nowhere(tmp_path, monkeypatch, log
         assert listener.insights >= {"prefix.reuse_collapsed", "cache.ledger_violation", "engine.faults"}
         told["/insights/stream"] = json.dumps(listener.bodies)
         daemon.signal(signal.SIGTERM)
-        assert daemon.process.wait(60) == 0
+        assert daemon.process.wait(PATIENCE_SECONDS) == 0
         told["standard output"] = daemon.process.stdout.read()
     told["log"] = "".join(daemon.log)
     told["event log"] = event_log.read_text(encoding="utf-8")

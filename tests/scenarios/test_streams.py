@@ -27,6 +27,7 @@ from tests.e2e.conftest import run_daemon
 from tests.scenarios.sse import events
 from tests.scenarios.talking import collect
 from tests.server.conftest import quiet_logging  # noqa: F401  (a fixture)
+from tests.waiting import PATIENCE_SECONDS
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "temperature": 0}
@@ -136,7 +137,7 @@ async def read_all(client: socket.socket) -> bytes:
 
 @pytest.mark.anyio
 async def test_s42_a_client_that_reads_slowly_holds_up_nobody_else_and_gets_everything(stand_still):
-    async with serving(4096) as (url, _), httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with serving(4096) as (url, _), httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as client:
         reached, go = stand_still(100)
         async with not_reading(url, 200) as slow:
             # By now there is far more for it than the buffers take.
@@ -172,7 +173,7 @@ async def test_s43_silence_is_filled_with_comments(monkeypatch, stand_still, sta
 
     monkeypatch.setattr("server.answers.EventStream", lively)
     body = HELLO | {"messages": [{"role": "user", "content": "sea " * 300}], "stream": True}
-    async with serving() as (url, engine), httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with serving() as (url, engine), httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as client:
         reached, go = stand_still(1)
         others = [asyncio.create_task(client.post(CHAT, json=body)) for _ in range(2 if stage == "queued" else 0)]
         if others:
@@ -211,7 +212,7 @@ class Reader(threading.Thread):
         self.has_begun, self.text = threading.Event(), ""
 
     def run(self) -> None:
-        with httpx.stream("POST", self.url + CHAT, json=self.body, timeout=60) as stream:
+        with httpx.stream("POST", self.url + CHAT, json=self.body, timeout=PATIENCE_SECONDS) as stream:
             for text in stream.iter_text():
                 self.text += text
                 if self.text.count("data: ") > 1:
@@ -222,7 +223,7 @@ def begun(url: str, body: dict[str, object]) -> list[Reader]:
     readers = [Reader(url, body) for _ in range(STREAMS)]
     for reader in readers:
         reader.start()
-    assert all(reader.has_begun.wait(60) for reader in readers)
+    assert all(reader.has_begun.wait(PATIENCE_SECONDS) for reader in readers)
     return readers
 
 
@@ -230,13 +231,13 @@ def test_s44_sigterm_takes_no_more_lets_the_running_finish_and_exits_with_0(daem
     readers = begun(daemon.url, ENDLESS | {"max_tokens": 200})
     daemon.signal(signal.SIGTERM)
     daemon.wait_for_log("draining")
-    refused = httpx.post(daemon.url + CHAT, json=HELLO)
+    refused = httpx.post(daemon.url + CHAT, json=HELLO, timeout=PATIENCE_SECONDS)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
-    assert httpx.get(f"{daemon.url}/readyz").status_code == 503
+    assert httpx.get(f"{daemon.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 503
     for reader in readers:
         reader.join(60)
         assert events(reader.text)[-1]["usage"]["completion_tokens"] == 200
-    assert daemon.process.wait(60) == 0
+    assert daemon.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_s44_a_second_sigterm_ends_each_stream_with_an_error_event(daemon):
@@ -248,7 +249,7 @@ def test_s44_a_second_sigterm_ends_each_stream_with_an_error_event(daemon):
         reader.join(60)
         *_, last = events(reader.text)
         assert last["error"]["code"] == "engine_unavailable"
-    assert daemon.process.wait(60) == 0
+    assert daemon.process.wait(PATIENCE_SECONDS) == 0
     assert "Traceback" not in "".join(daemon.log)
 
 

@@ -26,6 +26,7 @@ from tests.scenarios.telling import (
     pools_of,
     until_judged,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 COLLAPSED, DEGRADED = "prefix.reuse_collapsed", "prefix.reuse_degraded"
 SMALL = ("--max-concurrency", "2", "--device-state-slots", "2", "--kv-pages", "256", "--max-context", "2048")
@@ -44,7 +45,7 @@ def serving(*flags: str | Path) -> Iterator[tuple[DaemonProcess, httpx.Client, L
     given = ("--throughput-interval-s", "0.5", *map(str, flags))
     with (
         run_daemon(resolve_model("demo"), *given) as daemon,
-        httpx.Client(base_url=daemon.url, timeout=60) as client,
+        httpx.Client(base_url=daemon.url, timeout=PATIENCE_SECONDS) as client,
         listening(daemon.url) as listener,
     ):
         yield daemon, client, listener

@@ -25,13 +25,13 @@ from server.watch.source import parse_metrics
 from tests.scenarios.sse import events
 from tests.scenarios.telling import Body, ids_of, insight_of
 from tests.server.conftest import client_of
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 COLLAPSED = "prefix.reuse_collapsed"
 SYSTEM = {"role": "system", "content": "You keep the harbour's book and answer in one word. " * 3}
-_LIMIT_SECONDS = 60.0
 
 
 class Clock:
@@ -91,7 +91,7 @@ class House:
         wanted = operations.judgements + 2
         while operations.judgements < wanted:
             operations.was_judged.clear()
-            await asyncio.wait_for(operations.was_judged.wait(), _LIMIT_SECONDS)
+            await asyncio.wait_for(operations.was_judged.wait(), PATIENCE_SECONDS)
         return await self.get("/insights")
 
     async def get(self, path: str) -> Body:
@@ -125,7 +125,7 @@ def living(monkeypatch):
         try:
             async with client_of(app) as client:
                 yield House(daemon, client, clock)
-                assert await daemon.drain(_LIMIT_SECONDS)
+                assert await daemon.drain(PATIENCE_SECONDS)
                 now = daemon._engine.snapshot()
                 assert [(pool.pinned, pool.in_flight) for pool in now.pools.values()] == [(0, 0)] * 4
         finally:

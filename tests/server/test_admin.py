@@ -12,7 +12,7 @@ from server.drill import FireDrill
 from server.settings import ServerSettings, Settings
 from tests.server.conftest import client_of
 from tests.server.test_door import CHAT, HELLO, HELLO_TOKENS, HELLO_TURN_TOKENS, fresh
-from tests.waiting import let_it_work
+from tests.waiting import PATIENCE_SECONDS, let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -178,7 +178,7 @@ async def test_a_request_tells_nothing_of_what_was_said(client):
 
 async def test_a_request_that_runs_or_was_left_says_so(client):
     body = HELLO | {"max_tokens": 400, "stream": True, "ignore_eos": True}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         asking = asyncio.create_task(client.post(CHAT, json=body, headers={"x-request-id": "left"}))
         while (await client.get("/admin/requests/left")).status_code == 404:
             await let_it_work()

@@ -10,7 +10,7 @@ from server.chat import submit
 from server.choices import sampling_of_choice
 from tests.server.conftest import MAX_CONTEXT, client_of
 from tests.server.test_door import CHAT, HELLO, events
-from tests.waiting import let_it_work
+from tests.waiting import PATIENCE_SECONDS, let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -130,7 +130,7 @@ async def test_leaving_several_choices_ends_them_all(settings, path):
                 await let_it_work()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await engine.drain()
     assert engine.check() == []
     await app.state.daemon.stop()

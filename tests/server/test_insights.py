@@ -11,7 +11,7 @@ from engine.events import ReuseDecided
 from server.app import create_app
 from server.settings import OpsSettings
 from tests.server.conftest import client_of
-from tests.waiting import let_it_work
+from tests.waiting import PATIENCE_SECONDS, let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ def lose_reuse(app, count=8):
 
 
 async def until_changed(app, seen):
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         return await app.state.daemon.operations.changes.wait(seen)
 
 
@@ -103,7 +103,7 @@ async def test_a_stream_tells_at_once_and_at_each_change_and_ends_with_the_daemo
         "client": ("127.0.0.1", 1),
     }
     reading = asyncio.create_task(app(scope, receive, send))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         first = await received.get()
         assert (first["status"], first["insights"]) == ("ok", [])
         lose_reuse(app)
@@ -140,7 +140,7 @@ async def test_history_grows_by_a_sample_each_interval(settings, monkeypatch):
     monkeypatch.setattr("server.daemon._TICK_SECONDS", 0.01)
     app = create_app(settings.model_copy(update={"ops": OpsSettings(throughput_interval_s=0.05)}))
     await app.state.daemon.start()
-    async with client_of(app) as client, asyncio.timeout(120):
+    async with client_of(app) as client, asyncio.timeout(PATIENCE_SECONDS):
         points = []
         while len(points) < 2:
             await let_it_work()
@@ -157,7 +157,7 @@ async def test_history_grows_by_a_sample_each_interval(settings, monkeypatch):
 
 async def test_draining_lets_the_running_finish_and_takes_no_more(app):
     chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200, "ignore_eos": True}
-    async with client_of(app) as client, asyncio.timeout(60):
+    async with client_of(app) as client, asyncio.timeout(PATIENCE_SECONDS):
         running = asyncio.create_task(client.post("/v1/chat/completions", json=chat))
         while not (await client.get("/admin/cache")).json()["requests_running"]:
             await let_it_work()

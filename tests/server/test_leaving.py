@@ -8,7 +8,7 @@ from server.app import create_app
 from server.responses import to_json
 from tests.server.conftest import client_of
 from tests.server.test_door import CHAT, HELLO
-from tests.waiting import let_it_work
+from tests.waiting import PATIENCE_SECONDS, let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ async def rest(engine):
 async def test_a_client_may_leave_at_any_turn_of_the_event_loop(served, body):
     app, engine, answers = served
     began = 0
-    async with client_of(app) as client, asyncio.timeout(60):
+    async with client_of(app) as client, asyncio.timeout(PATIENCE_SECONDS):
         for turns in range(MOST_TURNS):
             asking = asyncio.create_task(client.post(CHAT, json=body))
             for _ in range(turns):
@@ -69,7 +69,7 @@ async def test_a_stream_whose_first_bytes_cannot_be_sent_ends_its_answers(served
     async def send(_message):
         raise OSError("the connection is gone")
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await app(scope, receive, send)
         await rest(engine)
     assert len(answers) == body.get("n", 1)

@@ -23,6 +23,7 @@ from server.watch.screen import Screen
 from server.watch.source import DaemonSource, Keys, UnreachableError, base_url
 from server.watch.view import Watch
 from tests.server import told
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.usefixtures("quiet_logging"), pytest.mark.anyio]
 
@@ -304,7 +305,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was():
         while b"NO ANSWER" not in page:
             page += os.read(shown, 65536)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
         page += os.read(shown, 65536)
         assert process.stderr.read() == b""
     os.close(shown)

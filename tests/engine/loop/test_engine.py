@@ -17,10 +17,10 @@ from engine.errors import (
 )
 from engine.runner import Runner
 from engine.scheduler import Scheduler
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
-HANG_SECONDS = 120
 PROMPTS = [tuple(random.Random(length).choices(range(256), k=length)) for length in (1, 3, 31, 32, 33, 70, 100, 2)]
 
 
@@ -31,7 +31,7 @@ def request(prompt, name="r", max_tokens=12, **sampling) -> GenerationRequest:
 
 
 async def collect(generation):
-    async with asyncio.timeout(HANG_SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         deltas = [delta async for delta in generation]
     return deltas, [token_id for delta in deltas for token_id in delta.token_ids]
 
@@ -57,7 +57,7 @@ def gate(monkeypatch):
     run = Runner.run
 
     def gated(self, plan):
-        assert opened.wait(timeout=10)
+        assert opened.wait(timeout=PATIENCE_SECONDS)
         return run(self, plan)
 
     monkeypatch.setattr(Runner, "run", gated)
@@ -188,7 +188,7 @@ async def test_an_id_in_use_is_refused(running_engine):
 
 async def is_cut_short(engine) -> bool:
     """Once nothing is alive: whether the one long answer ended before the context was full."""
-    async with asyncio.timeout(HANG_SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await engine._loop.wait_until_empty()
     return engine.snapshot().decode_tokens_total < engine.max_context_tokens - len(PROMPTS[5]) - 1
 

@@ -13,6 +13,7 @@ from engine.errors import EngineUnavailableError
 from engine.runner import SLOW_STEP_SECONDS
 from tests.cache.house import prefix_of
 from tests.engine.loop.test_engine import alone, collect, request
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +59,7 @@ def copies(monkeypatch):
     def gated(self, batch):
         if batch.copies[0].source.tier is Tier.HOST:
             opened.reached.set()
-            assert opened.wait(timeout=60)
+            assert opened.wait(timeout=PATIENCE_SECONDS)
         return run(self, batch)
 
     monkeypatch.setattr(ImmediateCopier, "_run", gated)
