@@ -14,8 +14,13 @@ from server.schema.errors import ErrorBody
 
 _REFERENCES = "#/components/schemas/{model}"
 
-ERRORS: dict[int | str, dict[str, Any]] = {
+DOOR_ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "a valid API key is needed"},
+    403: {"model": ErrorBody, "description": "a foreign page or name, where no key is asked for"},
+}
+"""What the boundary answers in the place of any route that is not open to all."""
+
+ERRORS: dict[int | str, dict[str, Any]] = DOOR_ERRORS | {
     404: {"model": ErrorBody, "description": "no such model"},
     503: {"model": ErrorBody, "description": "starting, draining or overloaded"},
 }

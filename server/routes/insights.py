@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ops.events import plain
 from server.daemon import Daemon
+from server.openapi import DOOR_ERRORS
 from server.responses import JsonResponse
-from server.schema.errors import ErrorBody
 from server.schema.insights import InsightsAnswer
 from server.sse import EventStream, event
 
-_ERRORS: dict[int | str, dict[str, Any]] = {401: {"model": ErrorBody, "description": "a valid API key is needed"}}
 _STREAM = {"text/event-stream": {"schema": {"description": "server-sent events `insights`, each an InsightsAnswer"}}}
 
-router = APIRouter(tags=["operation"], responses=_ERRORS)
+router = APIRouter(tags=["operation"], responses=DOOR_ERRORS)
 
 
 @router.get("/insights", response_model=InsightsAnswer)

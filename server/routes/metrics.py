@@ -6,8 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.daemon import Daemon
+from server.openapi import DOOR_ERRORS
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(tags=["operation"], responses=DOOR_ERRORS)
 
 
 @router.get(
