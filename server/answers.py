@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
@@ -37,8 +38,8 @@ class AnswerWriter(Protocol):
         """The answer; each choice is one piece with everything."""
         ...
 
-    def opening(self, choices: int, **fields: Any) -> Iterable[AnswerModel]:
-        """Chunks before the first piece."""
+    def opening(self, index: int, **fields: Any) -> Iterable[AnswerModel]:
+        """Chunks of a choice before its first piece."""
         ...
 
     def deltas(self, index: int, piece: Piece, **fields: Any) -> Iterable[AnswerModel]:
@@ -109,11 +110,13 @@ async def _events(
     """Deltas, finish reasons, cost, [DONE]; a failure midway is an error event, never a clean end alone."""
     usage: dict[str, Any] = {"usage": None} if wanted.includes_usage else {}
     costs: dict[int, Cost] = {}
+    begun: set[int] = set()
     try:
-        for chunk in writer.opening(count, **usage):
-            yield event(chunk)
         async for index, piece in joined:
-            for chunk in writer.deltas(index, piece, **usage):
+            # Not before: who times the first chunk times the first token.
+            opening = () if index in begun else writer.opening(index, **usage)
+            begun.add(index)
+            for chunk in itertools.chain(opening, writer.deltas(index, piece, **usage)):
                 yield event(chunk)
             if piece.cost is None:
                 continue

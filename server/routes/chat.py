@@ -67,9 +67,8 @@ class _ChatWriter:
             **fields,
         )
 
-    def opening(self, choices: int, **fields: Any) -> Iterator[ChatCompletionChunk]:
-        for index in range(choices):
-            yield self._chunk(index, ChunkDelta(role="assistant", content=""), **fields)
+    def opening(self, index: int, **fields: Any) -> Iterator[ChatCompletionChunk]:
+        yield self._chunk(index, ChunkDelta(role="assistant", content=""), **fields)
 
     def deltas(self, index: int, piece: Piece, **fields: Any) -> Iterator[ChatCompletionChunk]:
         deltas = [ChunkDelta(reasoning_content=piece.reasoning)] if piece.reasoning else []

@@ -79,11 +79,10 @@ class _CompletionWriter:
             **fields,
         )
 
-    def opening(self, choices: int, **fields: Any) -> Iterator[CompletionChunk]:
-        for index in range(choices):
-            if self._echoes[index]:
-                choice = CompletionChoice(index=index, text=self._echoes[index], logprobs=None, finish_reason=None)
-                yield self.envelope(choices=[choice], **fields)
+    def opening(self, index: int, **fields: Any) -> Iterator[CompletionChunk]:
+        if self._echoes[index]:
+            choice = CompletionChoice(index=index, text=self._echoes[index], logprobs=None, finish_reason=None)
+            yield self.envelope(choices=[choice], **fields)
 
     def deltas(self, index: int, piece: Piece, **fields: Any) -> Iterator[CompletionChunk]:
         if piece.content or piece.logprobs:

@@ -1,8 +1,14 @@
 import asyncio
+import json
 
 import pytest
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
+from server.answers import respond
+from server.chat import Piece
+from server.routes.chat import _ChatWriter
+from server.routes.completions import _CompletionWriter
+from server.schema.sampling import SamplingRequest
 from server.sse import COMMENT, EventStream, event
 
 pytestmark = pytest.mark.anyio
@@ -146,3 +152,40 @@ async def test_a_client_that_stops_reading_is_gone_after_the_limit(caplog):
     assert len(client.chunks) == 3
     assert closed.is_set()
     assert "took nothing" in caplog.text
+
+
+def chat_writer():
+    return _ChatWriter("id", "model", None)
+
+
+def echoing_writer():
+    return _CompletionWriter("id", "model", None, ["Hello", "Hello"])
+
+
+@pytest.mark.parametrize("writer", [chat_writer, echoing_writer])
+async def test_no_chunk_of_an_answer_leaves_before_its_first_piece(writer):
+    computed = [asyncio.Event(), asyncio.Event()]
+
+    async def answer(index):
+        await computed[index].wait()
+        yield Piece("", f"piece {index}")
+        await asyncio.Event().wait()
+
+    request = Request({"type": "http", "state": {}})
+    stream = await respond(request, SamplingRequest(stream=True, n=2), [answer(0), answer(1)], writer())
+    client = Client()
+    task = client.listen_to(stream)
+    for index in (1, 0):
+        sent = len(client.chunks)
+        for _ in range(20):  # more turns of the loop than a chunk takes
+            await asyncio.sleep(0)
+        assert len(client.chunks) == sent
+        computed[index].set()
+        while not any(f"piece {index}".encode() in chunk for chunk in client.chunks):
+            await asyncio.sleep(0)
+        first = json.loads(client.chunks[sent].removeprefix(b"data: "))["choices"][0]
+        assert first["index"] == index
+        assert first.get("text") == "Hello" or first["delta"] == {"role": "assistant", "content": ""}
+    client.left.set()
+    with pytest.raises(ClientDisconnect):
+        await task
