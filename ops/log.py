@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import Any, Literal, TextIO
@@ -43,7 +44,7 @@ def configure_logging(level: str, log_format: LogFormat = "auto", stream: TextIO
     elif not is_console:
         steps.append(structlog.processors.format_exc_info)
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[*steps, renderer])
-    handler = logging.StreamHandler(stream)
+    handler = _Lines(stream)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -62,6 +63,24 @@ def configure_logging(level: str, log_format: LogFormat = "auto", stream: TextIO
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes lines as long as somebody reads them; afterwards they are lost, and standard output is told once.
+
+    Mutable: only under the handler's own lock.
+    """
+
+    _is_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._is_told:
+            self._is_told = True
+            with contextlib.suppress(OSError):
+                print(f"the log cannot be written ({error.strerror}); the process goes on without", flush=True)
 
 
 def _leave_sentence(_logger: Any, _method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:

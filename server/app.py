@@ -38,6 +38,8 @@ def create_app(settings: Settings, drill: FireDrill = NO_DRILL) -> FastAPI:
         title="dalsegno",
         version=package_version(),
         description="An OpenAI-compatible serving daemon for hybrid language models.",
+        # The page at /docs is our own: FastAPI's asks another host for its script.
+        docs_url=None,
         redoc_url=None,
     )
     app.state.daemon = daemon = Daemon(settings, drill)

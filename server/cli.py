@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from server.configuration import ConfigurationError
 from server.exit_codes import ExitCode, exit_code_of
 from server.listener import PortTakenError
 from server.settings import NOT_BUILT_FLAGS
+from server.stdio import occupy_descriptors, silence_output
 from server.version import package_version
 
 app = typer.Typer(
@@ -58,6 +58,7 @@ app.command("config")(config.config)
 
 def main() -> None:
     """The entry point; ends the process with one of ExitCode."""
+    occupy_descriptors()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -71,7 +72,7 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
         return ExitCode.FAILED
     except (ConfigurationError, EngineError, PortTakenError, OSError) as error:
         if logging.getLogger("dalsegno").isEnabledFor(logging.DEBUG):

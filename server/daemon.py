@@ -147,6 +147,13 @@ class Daemon:
             return self.operations.health(self.phase, None)
         return self.operations.health(self.phase, engine.heartbeat_age_seconds(), engine.faults)
 
+    def reopen_logs(self) -> None:
+        """Go on in the files that their paths lead to now, for who rotates them; without any, only say so."""
+        if self.event_log is None:
+            logger.info("SIGHUP: there is no log file to reopen; the daemon goes on")
+        else:
+            self.event_log.reopen()
+
     def begin_drain(self) -> None:
         """Take no more requests from now on, until `undo_drain`; the running ones finish."""
         if self.phase is Phase.SERVING:

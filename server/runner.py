@@ -19,6 +19,7 @@ from server.daemon import DRAIN_LIMIT_SECONDS, Daemon
 from server.drill import NO_DRILL, FireDrill
 from server.listener import url_of
 from server.settings import ServerSettings, Settings
+from server.stdio import announce
 from server.trust import is_loopback
 from server.version import package_version
 
@@ -57,8 +58,7 @@ async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket
     asked_to_stop, hurried = _catch_signals()
     daemon.url = url_of(listener)
     warn_of_open_door(daemon.settings.server, listener.getsockname())
-    if daemon.event_log is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.event_log.reopen)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.reopen_logs)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     reason = "error"
     try:
@@ -87,7 +87,7 @@ async def _start(daemon: Daemon, asked_to_stop: asyncio.Event, url: str) -> bool
         loading.cancel()
         return False
     engine = loading.result()
-    print(start_up_line(daemon, engine, url, time.monotonic() - started), flush=True)
+    announce(start_up_line(daemon, engine, url, time.monotonic() - started))
     return True
 
 

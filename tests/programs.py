@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import warnings
 
 import pytest
@@ -28,3 +29,10 @@ def needs_program(name: str, *, package: str) -> str:
         warnings.warn(f"tests are SKIPPED: {message}", stacklevel=2)
         pytest.skip(message)
     return path
+
+
+def free_port() -> int:
+    """A port of this machine for a program that cannot choose one by itself; nobody listens there at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port

@@ -1,4 +1,4 @@
-"""`GET /` and `/dashboard/*`: the page for operators. The files hold no data, so they need no key."""
+"""`GET /`, `/docs` and `/dashboard/*`: the pages for people. They hold no data, so they need no key."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from importlib.resources.abc import Traversable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from server.api_page import render_api_page
 from server.errors import ApiError
 
 PAGE = "index.html"
@@ -27,16 +28,20 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 
+_NOTHING_ELSE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PAGE_POLICY = f"default-src 'self'; {_NOTHING_ELSE}; object-src 'none'"
+"""Nothing from another host, nothing inline."""
+API_PAGE_POLICY = f"default-src 'none'; img-src 'self'; style-src 'self'; {_NOTHING_ELSE}"
+"""No script at all."""
+
 HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "object-src 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
     "vary": "accept-encoding",
 }
-"""Nothing from another host, nothing inline; a browser asks each time whether its copy is still good."""
+"""A browser asks each time whether its copy is still good."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -65,14 +70,27 @@ def asset(request: Request, name: str) -> Response:
     return _answer(request, name)
 
 
+@router.head("/docs")
+@router.get("/docs")
+def api_page(request: Request) -> Response:
+    """The API, to read."""
+    app = request.app
+    if not hasattr(app.state, "api_page"):
+        app.state.api_page = _asset(render_api_page(app.openapi()).encode(), ".html")
+    return _send(request, app.state.api_page, API_PAGE_POLICY)
+
+
 def _answer(request: Request, name: str) -> Response:
     """Raises ApiError (404) for every name but those of the known files."""
     if name not in _known_files():
         raise ApiError(404, "no such file; the dashboard is at /", code="not_found")
-    found = _read(name)
+    return _send(request, _read(name), PAGE_POLICY)
+
+
+def _send(request: Request, found: Asset, policy: str) -> Response:
     is_compressed = "gzip" in request.headers.get("accept-encoding", "")
     tag = f'"{found.digest}{"-gzip" if is_compressed else ""}"'
-    headers = HEADERS | {"etag": tag}
+    headers = HEADERS | {"content-security-policy": policy, "etag": tag}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     if is_compressed:
@@ -91,9 +109,12 @@ def _known_files() -> Mapping[str, Traversable]:
 
 @cache
 def _read(name: str) -> Asset:
-    content = _known_files()[name].read_bytes()
+    return _asset(_known_files()[name].read_bytes(), _suffix(name))
+
+
+def _asset(content: bytes, suffix: str) -> Asset:
     digest = hashlib.sha256(content).hexdigest()[:32]
-    return Asset(content, gzip.compress(content, mtime=0), CONTENT_TYPES[_suffix(name)], digest)
+    return Asset(content, gzip.compress(content, mtime=0), CONTENT_TYPES[suffix], digest)
 
 
 def _suffix(name: str) -> str:

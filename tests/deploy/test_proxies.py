@@ -17,7 +17,7 @@ from server.app import create_app
 from server.settings import ServerSettings, Settings
 from tests.deploy.prometheus_files import DEPLOY
 from tests.deploy.prometheus_process import until
-from tests.programs import needs_program
+from tests.programs import free_port, needs_program
 
 NAME = "llm.example.com"
 NGINX = (DEPLOY / "nginx" / "dalsegno.conf").read_text(encoding="utf-8")
@@ -43,11 +43,6 @@ def server() -> Iterator[uvicorn.Server]:
 def backend(server) -> int:
     """Its port."""
     return server.servers[0].sockets[0].getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @contextmanager

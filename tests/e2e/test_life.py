@@ -11,7 +11,9 @@ import openai
 import pytest
 
 from server.cli import run
+from tests.deploy.prometheus_process import until
 from tests.e2e.conftest import LONG, SMALL, run_daemon
+from tests.programs import free_port
 from tests.server.tiny_model import write_tiny_model
 from tests.waiting import PATIENCE_SECONDS
 
@@ -53,6 +55,27 @@ def test_a_second_signal_ends_running_streams_with_an_error(tiny_model):
             list(chunks)
         assert daemon.process.wait(PATIENCE_SECONDS) == 0
         assert "Traceback" not in "".join(daemon.log)
+
+
+def is_ready(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_neither_a_hangup_nor_outputs_that_nobody_reads_end_the_daemon(tiny_model):
+    """There never was a standard output, and who read the log has left before it says anything."""
+    port = free_port()
+    command = f"exec {sys.executable} -m server serve {tiny_model} --port {port} {' '.join(SMALL)} >&-"
+    with subprocess.Popen(["bash", "-c", command], stderr=subprocess.PIPE) as process:
+        process.stderr.close()
+        until(lambda: is_ready(port))
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+            assert httpx.get(f"http://127.0.0.1:{port}/nothing").status_code == 404
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def broken_config(folder):

@@ -1,6 +1,8 @@
+import contextlib
 import io
 import json
 import logging
+import os
 
 import pytest
 import structlog
@@ -23,6 +25,19 @@ def logged(level="info", log_format="json"):
     stream = io.StringIO()
     configure_logging(level, log_format, stream)
     return stream
+
+
+def test_a_log_that_nobody_reads_is_told_once_on_the_other_output(capsys):
+    read, write = os.pipe()
+    os.close(read)
+    stream = os.fdopen(write, "w")
+    configure_logging("info", "json", stream)
+    for _ in range(3):
+        logging.getLogger("dalsegno.part").info("lost")
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+    out, err = capsys.readouterr()
+    assert (out.splitlines(), err) == (["the log cannot be written (Broken pipe); the process goes on without"], "")
 
 
 def test_both_kinds_of_logger_write_one_json_object_a_line():

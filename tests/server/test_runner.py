@@ -10,7 +10,8 @@ from pydantic import SecretStr
 from server.cli import run
 from server.daemon import Daemon
 from server.runner import warn_of_open_door
-from server.settings import ServerSettings
+from server.settings import ServerSettings, Settings
+from server.stdio import announce
 
 pytestmark = pytest.mark.usefixtures("quiet_logging")
 
@@ -44,6 +45,22 @@ def test_the_start_up_line_says_where_what_and_how_much(monkeypatch, capsys, tin
     # 1 MiB of pages of 4 KiB; a conversation takes 32 of them and one of the 3 + 2 slots.
     assert "backend torch, 256 KV pages of 16 tokens, 5 state slots, 8 MiB of host memory;" in printed
     assert "; 5 conversations of 512 tokens fit on the device, 9 in host memory; ready after" in printed
+
+
+def test_a_hangup_without_a_log_file_is_told_and_changes_nothing(caplog):
+    with caplog.at_level("INFO", "dalsegno.server"):
+        Daemon(Settings()).reopen_logs()
+    assert "SIGHUP: there is no log file to reopen" in caplog.text
+
+
+def test_output_that_nobody_reads_is_told_in_the_log(monkeypatch, caplog):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        announce("dalsegno serves")
+        print("and goes on", flush=True)
+    assert "standard output cannot be written (Broken pipe)" in caplog.text
 
 
 @pytest.mark.parametrize(
