@@ -408,7 +408,7 @@ async def test_the_api_page_describes_what_routes_take_and_answer(client):
     reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     properties = page["components"]["schemas"][reference.rpartition("/")[2]]["properties"]
     assert {"messages", "temperature", "stream", "seed"} <= properties.keys()
-    assert {"200", "400", "401", "404", "413", "415", "429", "500", "503"} == operation["responses"].keys()
+    assert {"200", "400", "401", "403", "404", "413", "415", "429", "500", "503"} == operation["responses"].keys()
     references = set(json.dumps(page).split('"#/components/schemas/')[1:])
     assert {part.partition('"')[0] for part in references} <= page["components"]["schemas"].keys()
     assert (await client.get("/docs")).status_code == 200
