@@ -243,6 +243,17 @@ class RequestRejected:
 
 
 @dataclass(frozen=True, slots=True)
+class MedianSeconds:
+    """Of the answers that came to their end in an interval; None where there was none of the kind."""
+
+    queue: float | None
+    ttft_hit: float | None
+    """To the first token, of those that reused some of their prompt."""
+    ttft_root: float | None
+    """Of those that reused nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Throughput:
     """What was done in an interval, and how things stand at its end."""
 
@@ -252,6 +263,7 @@ class Throughput:
     tokens: TokenCounts
     requests: RequestCounts
     scheduler: SchedulerState
+    median_seconds: MedianSeconds
     context_cache: ContextCacheState
 
 

@@ -81,6 +81,8 @@ class Operations:
         self._started_at = clock()
         self._insights = Insights(unix_time)
         self._meter: ThroughputMeter | None = None
+        self.served: Served | None = None
+        """None until there is an engine."""
         self._shown: object = None
         metrics.watch_insights(self)
 
@@ -99,6 +101,11 @@ class Operations:
         """Whether the books should be compared now."""
         return self._insights.wants_audit
 
+    @property
+    def uptime_seconds(self) -> float:
+        """Since the process began to serve probes."""
+        return self._clock() - self._started_at
+
     def health(self, phase: Phase, heartbeat_age_seconds: float | None, faults: Iterable[Fault] = ()) -> Health:
         """`heartbeat_age_seconds` is the time since the engine loop last turned; None when there is no running
         engine. `faults` are those of a fire drill that are on."""
@@ -107,6 +114,7 @@ class Operations:
     def started(self, served: Served, snapshot: EngineSnapshot) -> None:
         """There is an engine from now on."""
         now = self._clock()
+        self.served = served
         self._insights = Insights(self._unix_time, Facts(served.page_size_tokens, served.max_concurrency, served.url))
         self._meter = ThroughputMeter(
             host_unit_bytes=served.host_unit_bytes, interval_seconds=self.interval_seconds, now=now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from ops.events import (
     ContextCacheState,
     Event,
     EventKind,
+    MedianSeconds,
     PoolUnits,
     Pressure,
     RequestCounts,
+    RequestDone,
     SchedulerState,
     Throughput,
     TokenCounts,
@@ -26,6 +29,9 @@ from ops.events import (
 
 KEPT_SAMPLES = 720
 """An hour of them, at one every 5 s."""
+
+_MOST_DONE = 4096
+"""Answers of one interval whose times are kept; of more, the last ones."""
 
 _Totals = Mapping[str, float]
 
@@ -40,9 +46,12 @@ class ThroughputMeter:
         self._since = now
         self._before: _Totals = {}
         self._requests = dict.fromkeys(_COUNTED.values(), 0)
+        self._done: deque[RequestDone] = deque(maxlen=_MOST_DONE)
 
     def saw(self, event: Event) -> None:
         """To be shown every event; it counts those of requests."""
+        if isinstance(event, RequestDone):
+            self._done.append(event)
         name = _COUNTED.get(event.KIND)
         if name is not None:
             self._requests[name] += 1
@@ -60,10 +69,12 @@ class ThroughputMeter:
             tokens=TokenCounts(int(done["prefill"]), int(done["decode"])),
             requests=RequestCounts(**self._requests),
             scheduler=SchedulerState(snapshot.running, snapshot.waiting, snapshot.prefilling, snapshot.decoding),
+            median_seconds=_medians(self._done),
             context_cache=self._context_cache(snapshot, done),
         )
         self._since, self._before = now, totals
         self._requests = dict.fromkeys(_COUNTED.values(), 0)
+        self._done.clear()
         return sample
 
     def _context_cache(self, snapshot: EngineSnapshot, done: _Totals) -> ContextCacheState:
@@ -122,6 +133,18 @@ _COUNTED: Mapping[EventKind, str] = {
     EventKind.REQUEST_ERROR: "errors",
     EventKind.REQUEST_REJECTED: "rejected",
 }
+
+
+def _medians(done: Iterable[RequestDone]) -> MedianSeconds:
+    queues = [each.timings_seconds.queue for each in done]
+    hits = [each.timings_seconds.ttft for each in done if each.result.reuse != ROOT_PATH]
+    roots = [each.timings_seconds.ttft for each in done if each.result.reuse == ROOT_PATH]
+    return MedianSeconds(_median(queues), _median(hits), _median(roots))
+
+
+def _median(seconds: Iterable[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return statistics.median(known) if known else None
 
 
 def _grown(now: float, before: float) -> float:

@@ -2,6 +2,7 @@
 
 const STORED_AS = "dalsegno-key";
 const TIME_LIMIT_MS = 10_000;
+const ACTION_LIMIT_MS = 60_000; // an audit waits for the step that runs
 
 /** Nothing answered. */
 export class Unreachable extends Error {}
@@ -29,11 +30,13 @@ export const key = {
 };
 
 /** GET, with the key if there is one. Throws Unreachable, Refused or Failed; statuses in `expected` are answers too. */
-export async function get(path, { signal, expected = [] } = {}) {
-  const headers = key.get() ? { authorization: `Bearer ${key.get()}` } : {};
+export const get = (path, options) => send(path, {}, options);
+
+async function send(path, request, { signal, expected = [] } = {}) {
+  const headers = { ...request.headers, ...(key.get() ? { authorization: `Bearer ${key.get()}` } : {}) };
   let response;
   try {
-    response = await fetch(path, { headers, signal, cache: "no-store" });
+    response = await fetch(path, { ...request, headers, signal, cache: "no-store" });
   } catch (error) {
     throw new Unreachable("the daemon does not answer", { cause: error });
   }
@@ -43,8 +46,15 @@ export async function get(path, { signal, expected = [] } = {}) {
   throw new Failed(response.status, message);
 }
 
-export async function getJson(path, options = {}) {
-  const response = await get(path, { ...options, signal: AbortSignal.timeout(TIME_LIMIT_MS) });
+export const getJson = async (path, options = {}) => jsonOf(await get(path, { ...options, signal: AbortSignal.timeout(TIME_LIMIT_MS) }));
+
+/** POST of a JSON body. Throws as `get` does. */
+export async function postJson(path, body, options = {}) {
+  const request = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  return jsonOf(await send(path, request, { ...options, signal: AbortSignal.timeout(ACTION_LIMIT_MS) }));
+}
+
+async function jsonOf(response) {
   try {
     return await response.json();
   } catch (error) {

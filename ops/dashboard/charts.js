@@ -19,9 +19,9 @@ const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, sh
 
 /**
  * A panel with a chart. `series`: [{id, title}] from the bottom up; their colours are the style sheet's `--ID`.
- * Gives back the node, and `draw({x, values, ...})`.
+ * Gives back the node, and `draw({x, values, ...})`; a value that is null is passed over.
  */
-export function chartPanel({ title, series, isStacked, format }) {
+export function chartPanel({ title, series, isStacked, isLow = isStacked, format }) {
   const plot = element("div", { class: "plot", role: "img" });
   const legend = element("ul", { class: "legend" });
   const numbers = table(`${title}, over time`, [{ title: "Time" }, ...series.map((each) => ({ title: each.title, kind: "number" }))]);
@@ -45,7 +45,7 @@ export function chartPanel({ title, series, isStacked, format }) {
     showLegend(legend, isStacked ? [...series].reverse() : series, data, format);
     if (details.open) showTable(numbers, series, data, format);
     library.then(
-      (plotly) => plotly.react(plot, traces(series, data, isStacked, format), layout(data, isStacked), CONFIG),
+      (plotly) => plotly.react(plot, traces(series, data, isStacked, format), layout(data, isLow), CONFIG),
       () => setText(plot, "The charts could not be loaded; the tables hold the same numbers."),
     );
   }
@@ -89,6 +89,7 @@ function traces(series, { x, values, stepMs }, isStacked, format) {
   return series.map((each) => ({
     type: "scatter",
     mode: "lines",
+    connectgaps: true,
     name: each.title,
     x: times,
     y: whole(values[each.id]),
@@ -104,14 +105,14 @@ function traces(series, { x, values, stepMs }, isStacked, format) {
   }));
 }
 
-function layout({ from, to, capacity, ticks }, isStacked) {
+function layout({ from, to, capacity, ticks }, isLow) {
   const colours = getComputedStyle(document.documentElement);
   const colour = (name) => colours.getPropertyValue(`--${name}`).trim();
   const [first, last] = localTimes([from, to]);
   const quiet = { fixedrange: true, color: colour("muted"), zeroline: false, gridcolor: colour("line"), ticks: "", automargin: false };
   return {
     autosize: true,
-    height: isStacked ? 132 : 210,
+    height: isLow ? 132 : 210,
     margin: { l: 48, r: 10, t: 8, b: 22 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",

@@ -2,8 +2,8 @@
 
 import { byId, element, setText, syncChildren } from "./dom.js";
 import { summary } from "./record.js";
-import { shownPoints, state, total } from "./state.js";
-import { count, duration, NONE, percent } from "./words.js";
+import { lastWords, reuseWindow, state, total } from "./state.js";
+import { age, count, duration, NONE, percent, plural } from "./words.js";
 
 export function showFigures(nowMs) {
   syncChildren(byId("figures"), figures(nowMs), ([title]) => title, build, (node, [title, value, note]) => {
@@ -17,22 +17,23 @@ const build = () => element("div", {}, element("dt"), element("dd", {}, element(
 
 function figures(nowMs) {
   const last = state.points.at(-1);
-  const points = shownPoints(nowMs);
+  const { points, words } = reuseWindow(nowMs);
   const could = total(points, (point) => point.context_cache.achievable_tokens);
   const did = total(points, (point) => point.context_cache.reused_tokens);
   const computed = total(points, (point) => point.tokens.prefill);
-  const ended = state.requests.map(summary).filter(({ ttft }) => ttft !== null);
+  const ended = state.requests.map(summary).filter(({ ttft, startedMs }) => ttft !== null && startedMs >= nowMs - state.spanSeconds * 1000);
   const hits = ended.filter(({ path }) => path !== "root");
   const roots = ended.filter(({ path }) => path === "root");
+  const interval = `tokens/s, last ${age(state.intervalSeconds)}`;
   return [
-    ["Running", count(state.cache?.requests_running ?? last?.scheduler.running), "requests"],
-    ["Waiting", count(state.cache?.requests_waiting ?? last?.scheduler.waiting), "requests"],
-    ["Writing", perSecond(last, "decode"), "tokens/s"],
-    ["Reading", perSecond(last, "prefill"), "tokens/s computed"],
-    ["Reused", could > 0 ? percent(did / could) : NONE, "of the achievable"],
-    ["Not computed", did + computed > 0 ? percent(did / (did + computed)) : NONE, "of all prompt tokens"],
-    ["TTFT, reused", duration(median(hits.map(({ ttft }) => ttft))), `median of ${count(hits.length)}`],
-    ["TTFT, from the start", duration(median(roots.map(({ ttft }) => ttft))), `median of ${count(roots.length)}`],
+    ["Running", count(state.cache?.requests_running ?? last?.scheduler.running), "requests, now"],
+    ["Waiting", count(state.cache?.requests_waiting ?? last?.scheduler.waiting), "requests, now"],
+    ["Decode", perSecond(last, "decode"), interval],
+    ["Prefill", perSecond(last, "prefill"), interval],
+    ["Reused", could > 0 ? percent(did / could) : NONE, `of the achievable, ${words}`],
+    ["From the cache", did + computed > 0 ? percent(did / (did + computed)) : NONE, `of all prompt tokens, ${words}`],
+    ["TTFT, hit", duration(median(hits.map(({ ttft }) => ttft))), `median of ${plural(hits.length, "answer")}, ${lastWords()}`],
+    ["TTFT, root", duration(median(roots.map(({ ttft }) => ttft))), `median of ${plural(roots.length, "answer")}, ${lastWords()}`],
   ];
 }
 

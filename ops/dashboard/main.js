@@ -1,5 +1,6 @@
 // The page: asks the daemon over and over, keeps what it answered, and shows it.
 
+import { installActions, showActions } from "./actions.js";
 import { getJson, key, Refused, Unreachable } from "./api.js";
 import { byId, setText } from "./dom.js";
 import { showFigures } from "./figures.js";
@@ -10,6 +11,8 @@ import { showPools } from "./pools.js";
 import { repeat } from "./repeat.js";
 import { showRequests } from "./requests.js";
 import { showReuse } from "./reuse.js";
+import { showServed } from "./served.js";
+import { showSpeed } from "./speed.js";
 import { addPoints, state } from "./state.js";
 import { showStatus } from "./status.js";
 import { follow } from "./stream.js";
@@ -18,6 +21,7 @@ import { installWhy, refresh as refreshWhy } from "./why.js";
 
 const LIVE_SECONDS = 2;
 const HEALTH_SECONDS = 3;
+const SERVED_SECONDS = 30;
 const REQUESTS_ASKED = 50;
 const TOGETHER_MS = 100;
 
@@ -35,6 +39,8 @@ function show() {
   const now = nowMs();
   document.body.dataset.stale = String(state.isUp === false);
   showStatus(now);
+  showServed(state.served, now);
+  showActions(state);
   showInsights(state.insights, now);
   showFigures(now);
   showCharts(now);
@@ -51,6 +57,7 @@ function showCharts(now) {
   chartsDrawnMs = now;
   showPools(now);
   showReuse(now);
+  showSpeed(now);
 }
 
 /** What comes within a moment is shown at once. */
@@ -74,6 +81,7 @@ function startAgain() {
   state.points = [];
   state.requests = [];
   state.insights = null;
+  state.served = null;
   forgetInsights();
   start();
 }
@@ -116,6 +124,9 @@ function takeHealth(body) {
 
 const askHealth = () => ask("/health", takeHealth, { expected: [503] });
 
+/** It does not change while the daemon lives, but for its age, which the page counts on. */
+const askServed = () => ask("/admin/server", (body) => (state.served = { ...body, startedMs: nowMs() - body.uptime_seconds * 1000 }), { expected: [503] });
+
 const askCache = () => ask("/admin/cache", (body) => (state.cache = body));
 
 const askRequests = () => ask(`/admin/requests?limit=${REQUESTS_ASKED}`, (body) => (state.requests = body.requests));
@@ -140,6 +151,7 @@ function start() {
   state.refusal = null;
   endings = [
     repeat(askHealth, () => HEALTH_SECONDS),
+    repeat(askServed, () => SERVED_SECONDS),
     repeat(askCache, () => LIVE_SECONDS),
     repeat(askRequests, () => LIVE_SECONDS),
     repeat(askHistory, () => Math.min(Math.max(state.intervalSeconds, 1), 5)),
@@ -161,4 +173,5 @@ installKeyForm(() => {
   refreshWhy();
 });
 installWhy();
+installActions(showSoon);
 start();

@@ -2,7 +2,7 @@
 
 import { chartPanel } from "./charts.js";
 import { byId, element, setShare, setText, syncChildren, table } from "./dom.js";
-import { ranked, shownFrom, shownPoints, state, total } from "./state.js";
+import { lastWords, ranked, shownFrom, shownPoints, state, total } from "./state.js";
 import { count, duration, LOSSES, PATHS, percent, plain, UNAVOIDABLE } from "./words.js";
 
 const STEPS = 60;
@@ -23,14 +23,14 @@ export function showReuse(nowMs) {
   if (!chart) {
     if (points.length === 0) return;
     chart = chartPanel({
-      title: "Prompt tokens reused, and what could have been",
+      title: "Prompt tokens reused, and what could have been, per step",
       series: SERIES.filter(({ id }) => hasExpected || id !== "expected"),
       isStacked: false,
       format: count,
     });
     byId("reuse-chart").append(chart.node);
     losses = rankedPanel("losses", "Lost, by reason", "Reason", "Tokens");
-    paths = rankedPanel("paths", "Where requests went on from", "Path", "Requests");
+    paths = rankedPanel("paths", "Reused from, by path", "Path", "Requests");
   }
   chart.draw(reuseData(points, nowMs));
   losses(ranked(points, (point) => point.context_cache.lost_tokens), lossWords, "Nothing was lost.");
@@ -60,9 +60,9 @@ function reuseData(points, nowMs) {
     stepMs: width,
     to: nowMs,
     ticks: { tickformat: "~s" },
-    headline: sums.achievable > 0 ? `${share} of the achievable` : "nothing was achievable",
+    headline: `${sums.achievable > 0 ? `${share} of the achievable` : "nothing was achievable"}, ${lastWords()}`,
     summary:
-      `In the last ${duration(state.spanSeconds)}: ${SERIES.map(({ id, title }) => `${title} ${count(sums[id])}`).join(", ")} tokens. ` +
+      `In the ${lastWords()}: ${SERIES.map(({ id, title }) => `${title} ${count(sums[id])}`).join(", ")} tokens. ` +
       `Each step is ${duration(width / 1000)}.`,
   };
 }

@@ -1,5 +1,7 @@
 // What the page knows of the daemon; the one mutable record, written by main.js only.
 
+import { clock, duration } from "./words.js";
+
 export const state = {
   /** Whether the daemon answers at all; null before the first answer or failure. */
   isUp: null,
@@ -10,6 +12,8 @@ export const state = {
   /** The body of /insights, or null. */
   insights: null,
   cache: null,
+  /** The body of /admin/server, or null. */
+  served: null,
   /** Of /admin/history, oldest first. */
   points: [],
   intervalSeconds: 5,
@@ -32,6 +36,23 @@ export function shownPoints(nowMs) {
   const from = nowMs - state.spanSeconds * 1000;
   return state.points.filter((point) => point.timestamp_unix_ms >= from);
 }
+
+/** The insight that says that reuse is not as it should be, or null. */
+const reuseTrouble = () => state.insights?.insights.find(({ id }) => id.startsWith("prefix.reuse_")) ?? null;
+
+/**
+ * The one window over which shares and sums are told, and its name: the time that is shown, or, while reuse is in
+ * trouble, the time since that began, which a longer one would hide.
+ */
+export function reuseWindow(nowMs) {
+  const points = shownPoints(nowMs);
+  const trouble = reuseTrouble();
+  if (trouble === null || trouble.since_unix_ms <= nowMs - state.spanSeconds * 1000) return { points, words: lastWords() };
+  return { points: points.filter((point) => point.timestamp_unix_ms > trouble.since_unix_ms), words: `since ${clock(trouble.since_unix_ms)}` };
+}
+
+/** "last 15 min": the time that is shown. */
+export const lastWords = () => `last ${state.spanSeconds === 3600 ? "hour" : duration(state.spanSeconds)}`;
 
 /** Where the time that is shown begins: with the daemon, when that is younger, but never less than a minute ago. */
 export function shownFrom(nowMs) {

@@ -1,10 +1,8 @@
 // The status in words: what is right or wrong, for who has five seconds.
 
 import { byId, setText } from "./dom.js";
-import { shownPoints, state, total } from "./state.js";
-import { clock, count, duration, percent, plural } from "./words.js";
-
-const LATELY_SECONDS = 60;
+import { reuseWindow, state, total } from "./state.js";
+import { clock, count, percent, plural } from "./words.js";
 
 const REUSE = {
   healthy: "reuse works",
@@ -20,14 +18,14 @@ export function statusInWords(known, nowMs) {
   if (!status) return { tone: "off", headline: "Asking the daemon …", detail: "" };
   const reasons = (known.health?.reasons ?? []).map((reason) => reason.replace(/^[a-z]+\.[a-z_]+: /, "")).join("; ");
   if (status === "starting") return { tone: "notice", headline: "Starting", detail: sentence(reasons || "the model is being loaded") };
-  if (status === "draining") return { tone: "notice", headline: "Shutting down", detail: sentence(reasons || "running requests are finished, new ones are turned away") };
+  if (status === "draining") return draining(known, reasons);
   if (status === "unavailable") return { tone: "bad", headline: "Not serving", detail: sentence(reasons) };
 
   const reuse = known.insights?.reuse ?? known.health?.reuse ?? "healthy";
   const work = workInWords(known.cache);
   const detail = [reuseInWords(known, nowMs), othersInWords(known)].filter(Boolean).join(" ");
   if (status === "ok" && (reuse === "healthy" || reuse === "recovering")) {
-    const words = reuse === "healthy" && !hasReusable(known, nowMs) ? "nothing to reuse yet" : REUSE[reuse];
+    const words = reuse === "healthy" ? healthyInWords(known, nowMs) : REUSE[reuse];
     return { tone: reuse === "healthy" ? "good" : "notice", headline: `Healthy: ${words}`, work, detail };
   }
   const isBad = reuse === "collapsed" || (reuse === "healthy" && worst(known)?.severity === "critical");
@@ -35,6 +33,22 @@ export function statusInWords(known, nowMs) {
   const what = reuse === "healthy" ? worstTitle(known) ?? reasons : REUSE[reuse];
   const saysMore = reasons.toLowerCase() !== what?.toLowerCase() && known.insights?.insights.length !== 1;
   return { tone, headline: `Degraded: ${what || "see below"}`, work, detail: [saysMore ? sentence(reasons) : "", detail].filter(Boolean).join(" ") };
+}
+
+/** A drain can be undone, the end of the process cannot; both say so in their reason. */
+function draining(known, reasons) {
+  if (!isDrained(known.health)) return { tone: "notice", headline: "Shutting down", detail: sentence(reasons) };
+  const left = (known.cache?.requests_running ?? 0) + (known.cache?.requests_waiting ?? 0);
+  const headline = left > 0 ? `Draining: ${plural(left, "request")} to finish` : "Drained: no requests are taken";
+  return { tone: "notice", headline, detail: sentence(reasons) };
+}
+
+export const isDrained = (health) => health?.status === "draining" && health.reasons.some((reason) => reason.includes("/admin/undrain"));
+
+/** Only figures show that reuse works: without them, or without a request that could have reused something, nothing does. */
+function healthyInWords(known, nowMs) {
+  if (known.points.length === 0) return "the engine runs";
+  return total(reuseWindow(nowMs).points, (point) => point.context_cache.achievable_tokens) > 0 ? REUSE.healthy : "nothing to reuse yet";
 }
 
 function unreachable(known) {
@@ -49,25 +63,14 @@ function workInWords(cache) {
   return `, ${plural(running, "request")} running${waiting ? `, ${count(waiting)} waiting` : ""}`;
 }
 
-const achievable = (known, nowMs) => total(shownPoints(nowMs), (point) => point.context_cache.achievable_tokens);
-
-const hasReusable = (known, nowMs) => known.points.length === 0 || achievable(known, nowMs) > 0;
-
 function reuseInWords(known, nowMs) {
-  const points = shownPoints(nowMs);
-  if (points.length === 0) return "";
-  const lately = points.filter((point) => point.timestamp_unix_ms >= nowMs - LATELY_SECONDS * 1000);
-  for (const [shown, seconds] of [[lately, LATELY_SECONDS], [points, known.spanSeconds]]) {
-    const could = total(shown, (point) => point.context_cache.achievable_tokens);
-    if (could > 0) return shareInWords(total(shown, (point) => point.context_cache.reused_tokens), could, spanInWords(seconds));
-  }
-  return `In the last ${spanInWords(known.spanSeconds)} no prompt held anything that had been computed before.`;
-}
-
-const spanInWords = (seconds) => (seconds === 60 ? "minute" : seconds === 3600 ? "hour" : duration(seconds));
-
-function shareInWords(did, could, span) {
-  return `In the last ${span}, ${percent(did / could)} of what could be reused was: ${count(did)} of ${count(could)} prompt tokens.`;
+  if (known.points.length === 0) return "";
+  const { points, words } = reuseWindow(nowMs);
+  const could = total(points, (point) => point.context_cache.achievable_tokens);
+  const window = words.startsWith("last") ? `In the ${words}` : `${words[0].toUpperCase()}${words.slice(1)}`;
+  if (could === 0) return `${window} no prompt held anything that had been computed before.`;
+  const did = total(points, (point) => point.context_cache.reused_tokens);
+  return `${window}, ${percent(did / could)} of what could be reused was: ${count(did)} of ${count(could)} prompt tokens.`;
 }
 
 /** What is worth a look although all is well in the whole. */

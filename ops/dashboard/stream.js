@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 
 const SILENCE_LIMIT_MS = 45_000; // three of the daemon's comments
+const GRACE_MS = 2_000;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10_000;
 
@@ -69,7 +70,8 @@ async function readOnce(path, stopped, onEvent) {
   let watch;
   const heard = () => {
     clearTimeout(watch);
-    watch = setTimeout(() => silence.abort(), SILENCE_LIMIT_MS);
+    // A page that was busy or asleep has yet to read what came meanwhile.
+    watch = setTimeout(() => (watch = setTimeout(() => silence.abort(), GRACE_MS)), SILENCE_LIMIT_MS);
   };
   heard();
   try {

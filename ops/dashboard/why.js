@@ -8,8 +8,8 @@ import { clock, count, duration, LOSSES, PATHS, percent, plain, UNAVOIDABLE } fr
 const PHASES = [
   ["queue", "waited in the queue"],
   ["restore", "copied back from host memory"],
-  ["prefill", "computed the prompt"],
-  ["decode", "wrote the answer"],
+  ["prefill", "prefill: computed the prompt"],
+  ["decode", "decode: wrote the answer"],
 ];
 
 const REFRESH_MS = 1000;

@@ -1,4 +1,4 @@
-"""`/admin/requests` and `/admin/history`: what the last requests cost, and the last hour of the daemon."""
+"""`/admin/requests`, `/admin/history`, `/admin/server`: what the last requests cost, the last hour, and who serves."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from server.schema.requests import (
     HistoryAnswer,
     RequestRecordBody,
     RequestsAnswer,
+    ServerAnswer,
 )
 
 router = APIRouter(prefix="/admin", tags=["operation"], responses=ERRORS)
@@ -64,6 +65,26 @@ async def show_history(
             generated_unix_ms=round(time.time() * 1000),
             interval_seconds=operations.interval_seconds,
             points=[{"timestamp_unix_ms": each.timestamp_unix_ms, **plain(each.sample)} for each in points],
+        )
+    )
+
+
+@router.get("/server", response_model=ServerAnswer)
+async def show_server(request: Request) -> JsonResponse:
+    """Which model is served, by what, and since when."""
+    operations = request.app.state.daemon.operations
+    served = operations.served
+    if served is None:
+        raise ApiError(503, "the model is being loaded", code="engine_unavailable", headers={"Retry-After": "1"})
+    return JsonResponse(
+        ServerAnswer(
+            version=served.version,
+            model=served.model,
+            architecture=served.architecture,
+            backend=served.backend,
+            max_context_tokens=served.max_context_tokens,
+            max_concurrency=served.max_concurrency,
+            uptime_seconds=operations.uptime_seconds,
         )
     )
 

@@ -1,4 +1,4 @@
-"""`/admin/requests` and `/admin/history`: what the last requests cost, and the last hour."""
+"""`/admin/requests`, `/admin/history` and `/admin/server`: what the last requests cost, the last hour, and who serves."""
 
 from __future__ import annotations
 
@@ -81,3 +81,15 @@ class HistoryAnswer(AnswerModel):
     generated_unix_ms: int
     interval_seconds: float
     points: list[dict[str, Any]]
+
+
+class ServerAnswer(AnswerModel):
+    """What is served, by what, and for how long the daemon has been there."""
+
+    version: str
+    model: str
+    architecture: str
+    backend: str
+    max_context_tokens: int
+    max_concurrency: int
+    uptime_seconds: float

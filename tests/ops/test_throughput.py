@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from cache import ROOT_PATH, CheckpointKind, LossReason, SkipReason
-from ops.events import PoolUnits, RequestCounts, plain
+from ops.events import MedianSeconds, PoolUnits, RequestCounts, RequestDone, Result, TimingsSeconds, plain
 from ops.throughput import History, ThroughputMeter
 from tests.ops.event_samples import (
     SAMPLES,
@@ -105,6 +105,16 @@ def test_requests_are_counted_from_their_events_in_the_interval_in_which_they_ar
         each.saw(event)
     assert each.sample(snapshot(), 105.0).requests == RequestCounts(started=1, done=4, errors=2, rejected=2)
     assert each.sample(snapshot(), 110.0).requests == RequestCounts()
+
+
+def test_the_median_times_are_those_of_the_answers_of_the_interval():
+    each = meter()
+    for reuse, queue, ttft in (("root", 0.5, 3.0), ("root", 0.0, 1.0), ("root", 0.1, 2.0), ("private_endpoint", 9.0, 0.2)):
+        result = Result("stop", reuse=reuse)
+        each.saw(RequestDone("request", "answer", "/v1/completions", result, TimingsSeconds(queue=queue, ttft=ttft)))
+    each.saw(RequestDone("request", "left", "/v1/completions", Result("abort", reuse="root"), TimingsSeconds()))
+    assert each.sample(snapshot(), 105.0).median_seconds == MedianSeconds(queue=0.3, ttft_hit=0.2, ttft_root=2.0)
+    assert each.sample(snapshot(), 110.0).median_seconds == MedianSeconds(None, None, None)
 
 
 @pytest.mark.parametrize(("now", "is_due"), [(100.0, False), (104.9, False), (105.0, True), (300.0, True)])
