@@ -114,12 +114,13 @@ function chiefRefusal() {
   return error ? { isForOperators: path.startsWith("/admin/"), status: error.status, message: error.message, hadKey: Boolean(key.get()) } : null;
 }
 
-const isServing = () => state.health?.status === "ok" || state.health?.status === "degraded";
+/** A drained daemon takes no requests, but its figures are there. */
+const hasFigures = () => ["ok", "degraded", "draining"].includes(state.health?.status);
 
 function takeHealth(body) {
-  const wasWaitedFor = state.health !== null && !isServing();
+  const wasWaitedFor = state.health !== null && !hasFigures();
   state.health = body;
-  if (wasWaitedFor && isServing()) start();
+  if (wasWaitedFor && hasFigures()) start();
 }
 
 const askHealth = () => ask("/health", takeHealth, { expected: [503] });

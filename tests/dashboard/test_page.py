@@ -67,7 +67,9 @@ def test_a_chart_says_the_same_in_a_sentence_and_in_a_table(seen):
 def test_what_is_served_and_how_fast_it_is_are_told(seen, busy):
     page = seen.page
     expect(page.locator("#served")).to_have_text(
-        re.compile(r"^demo \(qwen3_5, 4,096 tokens of context\) · backend torch · 2 requests at once · dalsegno .+ · up \d")
+        re.compile(
+            r"^demo \(qwen3_5, 4,096 tokens of context\) · backend torch · 2 requests at once · dalsegno .+ · up \d"
+        )
     )
     with load(busy.url, "regular"):
         expect(page.locator("#speed .legend b")).to_have_text([A_NUMBER] * 6)

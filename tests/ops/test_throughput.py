@@ -109,7 +109,12 @@ def test_requests_are_counted_from_their_events_in_the_interval_in_which_they_ar
 
 def test_the_median_times_are_those_of_the_answers_of_the_interval():
     each = meter()
-    for reuse, queue, ttft in (("root", 0.5, 3.0), ("root", 0.0, 1.0), ("root", 0.1, 2.0), ("private_endpoint", 9.0, 0.2)):
+    for reuse, queue, ttft in (
+        ("root", 0.5, 3.0),
+        ("root", 0.0, 1.0),
+        ("root", 0.1, 2.0),
+        ("private_endpoint", 9.0, 0.2),
+    ):
         result = Result("stop", reuse=reuse)
         each.saw(RequestDone("request", "answer", "/v1/completions", result, TimingsSeconds(queue=queue, ttft=ttft)))
     each.saw(RequestDone("request", "left", "/v1/completions", Result("abort", reuse="root"), TimingsSeconds()))

@@ -10,6 +10,7 @@ from cache import ReuseReport
 from engine.events import ReuseDecided
 from server.app import create_app
 from server.settings import OpsSettings
+from server.version import package_version
 from tests.server.conftest import client_of
 from tests.waiting import PATIENCE_SECONDS, let_it_work
 
@@ -153,6 +154,25 @@ async def test_history_grows_by_a_sample_each_interval(settings, monkeypatch):
     assert later["interval_seconds"] == 0.05
     assert points[0]["context_cache"]["capacity"]["kv_pages"] > 0
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "since")
+
+
+async def test_what_is_served_is_told_once_there_is_an_engine(settings):
+    app = create_app(settings)
+    async with client_of(app) as client:
+        early = await client.get("/admin/server")
+        engine = await app.state.daemon.start()
+        told = (await client.get("/admin/server")).json()
+        await app.state.daemon.stop()
+    assert (early.status_code, early.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert told.pop("uptime_seconds") > 0
+    assert told == {
+        "version": package_version(),
+        "model": app.state.daemon.model_id,
+        "architecture": engine.config.architecture,
+        "backend": engine.backend_name,
+        "max_context_tokens": engine.max_context_tokens,
+        "max_concurrency": engine.options.max_concurrency,
+    }
 
 
 async def test_draining_lets_the_running_finish_and_takes_no_more(app):
