@@ -1,4 +1,4 @@
-"""`/admin/requests`, `/admin/history` and `/admin/server`: what the last requests cost, the last hour, and who serves."""
+"""`/admin/requests`, `/admin/history`, `/admin/server`: what the last requests cost, the last hour, and who serves."""
 
 from __future__ import annotations
 
