@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -128,15 +129,8 @@ def test_evictions_alone_or_an_admission_alone_are_something():
     busy = throughput().context_cache
     idle = throughput(snapshot)
     for part in ("selections", "pressure"):
-        event = type(idle)(
-            idle.interval_seconds,
-            idle.tokens,
-            idle.requests,
-            idle.scheduler,
-            type(busy)(
-                **{name: getattr(idle.context_cache, name) for name in busy.__slots__} | {part: getattr(busy, part)}
-            ),
-        )
+        cache = replace(idle.context_cache, **{part: getattr(busy, part)})
+        event = replace(idle, context_cache=cache)
         assert len(said(event)) == 1
 
 

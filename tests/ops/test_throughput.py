@@ -109,15 +109,12 @@ def test_requests_are_counted_from_their_events_in_the_interval_in_which_they_ar
 
 def test_the_median_times_are_those_of_the_answers_of_the_interval():
     each = meter()
-    for reuse, queue, ttft in (
-        ("root", 0.5, 3.0),
-        ("root", 0.0, 1.0),
-        ("root", 0.1, 2.0),
-        ("private_endpoint", 9.0, 0.2),
-    ):
-        result = Result("stop", reuse=reuse)
+    answers = [("root", 0.5, 3.0), ("root", 0.0, 1.0), ("root", 0.1, 2.0), ("private_endpoint", 9.0, 0.2)]
+    for reuse, queue, ttft in answers:
+        result = Result("stop", 100, 5, reuse=reuse)
         each.saw(RequestDone("request", "answer", "/v1/completions", result, TimingsSeconds(queue=queue, ttft=ttft)))
-    each.saw(RequestDone("request", "left", "/v1/completions", Result("abort", reuse="root"), TimingsSeconds()))
+    left = Result("cancelled", 100, 0, reuse="root")
+    each.saw(RequestDone("request", "left", "/v1/completions", left, TimingsSeconds()))
     assert each.sample(snapshot(), 105.0).median_seconds == MedianSeconds(queue=0.3, ttft_hit=0.2, ttft_root=2.0)
     assert each.sample(snapshot(), 110.0).median_seconds == MedianSeconds(None, None, None)
 
