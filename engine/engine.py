@@ -70,6 +70,8 @@ class Engine:
         self.page_size = parts.memory.page_size
         """Tokens of a KV page."""
         self.backend_name = parts.runner.backend_name
+        self.is_on_cpu = parts.runner.is_on_cpu
+        """Whether the model is computed on the CPU."""
         self.kernel_choices = parts.kernel_choices
         """What serves each kernel, and why where it is not the first choice."""
         self.model_folder = model_folder

@@ -57,6 +57,10 @@ class Runner:
     def backend_name(self) -> str:
         return self._kernels.name
 
+    @property
+    def is_on_cpu(self) -> bool:
+        return self._kernels.device.type == "cpu"
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Copy within the device what is resumed, compute the plan's tokens, leave their KV and state behind, and pick

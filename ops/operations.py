@@ -48,6 +48,8 @@ class Served:
     host_unit_bytes: int
     startup_seconds: float
     url: str = DEFAULT_URL
+    is_cpu: bool = False
+    """Whether the model is computed on the CPU."""
 
 
 class Operations:
@@ -115,7 +117,8 @@ class Operations:
         """There is an engine from now on."""
         now = self._clock()
         self.served = served
-        self._insights = Insights(self._unix_time, Facts(served.page_size_tokens, served.max_concurrency, served.url))
+        facts = Facts(served.page_size_tokens, served.max_concurrency, served.url, is_cpu=served.is_cpu)
+        self._insights = Insights(self._unix_time, facts)
         self._meter = ThroughputMeter(
             host_unit_bytes=served.host_unit_bytes, interval_seconds=self.interval_seconds, now=now
         )

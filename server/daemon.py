@@ -220,6 +220,7 @@ class Daemon:
             host_unit_bytes=engine.memory.host_unit_bytes,
             startup_seconds=time.monotonic() - self._began_at,
             url=self.url,
+            is_cpu=engine.is_on_cpu,
         )
 
 

@@ -15,6 +15,12 @@ ALERTS = {
     "EvictionCliff",
     "QueueStuck",
     "EngineFaults",
+    "RequestsFail",
+    "RequestsRefused",
+    "FirstTokenSlow",
+    "QueueSaturated",
+    "EventLogLosesLines",
+    "FireDrillLeftOn",
 }
 
 

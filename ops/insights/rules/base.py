@@ -20,6 +20,8 @@ class Facts:
     max_concurrency: int
     url: str = DEFAULT_URL
     """Where the daemon answers, for the commands that are recommended."""
+    is_cpu: bool = False
+    """Whether the model is computed on the CPU, where more requests at once only make each slower."""
 
 
 class Rule:

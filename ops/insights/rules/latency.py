@@ -9,7 +9,7 @@ from engine.events import LoopRestarted, RequestEnded
 from engine.request import Timings
 from engine.snapshot import EngineSnapshot
 from ops.insights.recent import Recent
-from ops.insights.rules.base import Rule, counted, percent
+from ops.insights.rules.base import Facts, Rule, counted, percent
 from ops.insights.types import Finding, InsightId, Severity
 
 _WINDOW_SECONDS = 300.0
@@ -23,6 +23,10 @@ _QUEUE_OPENS = (0.5, 1.0)
 _QUEUE_CLEARS = (0.25, 0.5)
 _PREFILL_OPENS = (0.7, 3.0)
 """Share of the whole time, and the median in seconds."""
+_MORE_MACHINES = (
+    "This CPU computes for all of them in turn, so more at once would only make each slower: add a daemon on another "
+    "machine"
+)
 _PREFILL_CLEARS = (0.5, 2.0)
 
 
@@ -31,7 +35,8 @@ class QueueSaturated(Rule):
 
     id = InsightId.QUEUE_SATURATED
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts | None = None) -> None:
+        self._is_cpu = facts is not None and facts.is_cpu
         self._rejected: Recent[str] = Recent(_REJECTIONS_HELD_SECONDS, _MOST)
         self._soon: Recent[str] = Recent(_REJECTION_SECONDS, _MOST)
 
@@ -62,8 +67,10 @@ class QueueSaturated(Rule):
                 "waiting": snapshot.waiting,
             },
             measured_over={"seconds": seconds},
-            recommendation="Raise --max-concurrency if memory allows, or add a daemon; --max-pending-requests and "
-            "--pending-timeout-s only lengthen the wait.",
+            recommendation=(
+                _MORE_MACHINES if self._is_cpu else "Raise --max-concurrency if memory allows, or add a daemon"
+            )
+            + "; --max-pending-requests and --pending-timeout-s only lengthen the wait.",
         )
 
 
@@ -91,6 +98,10 @@ class QueuedBehindConcurrency(_Timed):
 
     id = InsightId.QUEUED_BEHIND_CONCURRENCY
 
+    def __init__(self, facts: Facts | None = None) -> None:
+        super().__init__()
+        self._is_cpu = facts is not None and facts.is_cpu
+
     def judge(self, snapshot: EngineSnapshot, now: float, *, is_open: bool) -> Finding | None:
         timings = self._timings(now, is_open=is_open)
         waits = [each.queue_seconds or 0.0 for each in timings]
@@ -98,14 +109,6 @@ class QueuedBehindConcurrency(_Timed):
         share, least = _QUEUE_CLEARS if is_open else _QUEUE_OPENS
         if not waits or first <= 0 or sum(waits) < share * first or statistics.median(waits) < least:
             return None
-        pages = snapshot.kv_pages
-        has_room = pages.free + pages.cached >= pages.capacity / 4
-        advice = (
-            f"A quarter or more of the KV pages is not in use by requests: raise --max-concurrency (it is "
-            f"{snapshot.running} that run now)."
-            if has_room
-            else "The KV pages are held by what runs: raise --kv-cache-mib, or shorten prompts and answers."
-        )
         return Finding(
             severity=Severity.NOTICE,
             title="Requests wait for others to end",
@@ -120,7 +123,18 @@ class QueuedBehindConcurrency(_Timed):
                 "waiting": snapshot.waiting,
             },
             measured_over={"requests": len(waits), "seconds": round(self._recent.span_seconds(now))},
-            recommendation=advice,
+            recommendation=self._advice(snapshot),
+        )
+
+    def _advice(self, snapshot: EngineSnapshot) -> str:
+        pages = snapshot.kv_pages
+        if pages.free + pages.cached < pages.capacity / 4:
+            return "The KV pages are held by what runs: raise --kv-cache-mib, or shorten prompts and answers."
+        if self._is_cpu:
+            return f"{_MORE_MACHINES}, or shorten prompts and answers."
+        return (
+            "A quarter or more of the KV pages is not in use by requests: raise --max-concurrency (it is "
+            f"{snapshot.running} that run now)."
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 from cache import AuditReport, CacheStats, CheckpointKind, Fault
 from engine.errors import QueueTimeoutError
 from engine.events import StepFailed
+from ops.insights.rules.base import Facts
 from ops.insights.types import InsightId, Severity
 from tests.ops.insights.house import COLD, GOOD, REFUSED, Desk, pool, report
 
@@ -327,6 +328,17 @@ def test_what_to_raise_depends_on_what_is_short():
     assert "--max-concurrency" in desk.insight("latency.queued_behind_concurrency").recommendation
     desk.wait(kv_pages=pool(free=5, pinned=95))
     assert "--kv-cache-mib" in desk.insight("latency.queued_behind_concurrency").recommendation
+
+
+def test_a_cpu_is_not_told_to_run_more_at_once():
+    desk = Desk(Facts(page_tokens=16, max_concurrency=8, is_cpu=True), kv_pages=pool(free=50, pinned=50), running=8)
+    desk.end(times=10, **QUEUED)
+    desk.reject("server_overloaded", times=3)
+    desk.wait()
+    for name in ("latency.queued_behind_concurrency", "queue.saturated"):
+        advice = desk.insight(name).recommendation
+        assert "--max-concurrency" not in advice
+        assert "another machine" in advice
 
 
 # -- the engine
