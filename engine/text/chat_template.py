@@ -3,44 +3,91 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from engine.errors import ChatTemplateError
+from engine.text.control_tokens import ControlTokens, only_text
+from engine.text.slices import Slices, in_one_go
 from engine.text.template_sandbox import TemplateLimits, new_environment
 from engine.text.tokenizer import read_special_tokens, read_tokenizer_config
 
 _DEFAULT_NAME = "default"
 _TOOL_USE_NAME = "tool_use"
+_PIECES_IN_A_SLICE = 512
+_PROBES: tuple[list[dict[str, Any]], ...] = (
+    [{"role": "user", "content": "a"}],
+    [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+    [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "b", "type": "function", "function": {"name": "c", "arguments": {"d": "e"}}}],
+        },
+        {"role": "tool", "tool_call_id": "b", "name": "c", "content": "f"},
+    ],
+)
+"""Conversations that show which tokens a template writes."""
 
 
 class ChatTemplate:
     """Compiled chat templates of one checkpoint. Immutable, so any thread may use it."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        control_tokens: Iterable[str] = (),
+    ) -> None:
         """`sources` by name; `default` is used for chats, `tool_use` (where there is one) for chats with tools.
 
+        `control_tokens` are those that only the template may write; one that is spelled out in a message is text.
         Raises ChatTemplateError with the line when one does not compile.
         """
-        self._special_tokens = dict(special_tokens or {})
+        named = dict(special_tokens or {})
+        self._control_tokens = tuple(control_tokens)
+        written = [*sources.values(), *named.values()]
+        self._controls = ControlTokens(token for token in self._control_tokens if any(token in text for text in written))
+        self._special_tokens = {name: self._controls.mark(token) for name, token in named.items()}
         self._limits = TemplateLimits()
-        environment = new_environment(self._limits)
+        environment = new_environment(self._limits, self._controls.mark)
         self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
         if _DEFAULT_NAME not in self._templates and len(self._templates) != 1:
             names = ", ".join(sorted(self._templates)) or "none"
             raise ChatTemplateError(f"no chat template is named {_DEFAULT_NAME!r}; the checkpoint has: {names}")
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTemplate | None:
+    def load(cls, folder: Path, control_tokens: Iterable[str] = ()) -> ChatTemplate | None:
         """From `chat_template.jinja` or `tokenizer_config.json`; None where neither has one.
 
         Raises ChatTemplateError (with the line) when it does not compile, ModelLoadError for an unreadable file.
         """
         sources = _read_sources(folder)
-        return cls(sources, read_special_tokens(folder)) if sources is not None else None
+        return cls(sources, read_special_tokens(folder), control_tokens) if sources is not None else None
+
+    @property
+    def stand_ins(self) -> Mapping[str, str]:
+        """What `write` has in the place of each control token of the template."""
+        return self._controls.stand_ins
+
+    @cached_property
+    def composed_tokens(self) -> frozenset[str]:
+        """Control tokens that the template puts together from parts, such as '<|' + role + '|>': they have no stand-in
+        in what it writes, so they cannot be told from those in a message."""
+        found: set[str] = set()
+        for messages in _PROBES:
+            try:
+                text = in_one_go(self.write(messages))
+            except ChatTemplateError:
+                continue
+            found.update(token for token in self._control_tokens if token in text)
+        return frozenset(found)
 
     def render(
         self,
@@ -50,31 +97,49 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages` (OpenAI's shape; content is a string, None, or a list of text parts).
+        """What `write` writes, as it reads, and in one go."""
+        work = self.write(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+        return self._controls.spell(in_one_go(work))
 
-        `variables` are the template's own, e.g. {"enable_thinking": False}. Raises ChatTemplateError with the line and
+    def write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Slices[str]:
+        """The prompt for `messages` (OpenAI's shape; content is a string, None, or a list of text parts), with a
+        stand-in for each control token of the template's own.
+
+        `variables` are the template's, e.g. {"enable_thinking": False}. Raises ChatTemplateError with the line and
         what the template said.
         """
         name = _TOOL_USE_NAME if tools and _TOOL_USE_NAME in self._templates else _DEFAULT_NAME
         template = self._templates.get(name) or next(iter(self._templates.values()))
-        context = {
-            **self._special_tokens,
-            **(variables or {}),
-            "messages": [_with_plain_content(message) for message in messages],
-            "tools": list(tools) if tools else None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
         watch = self._limits.start()
         pieces: list[str] = []
         try:
+            context = {
+                **self._special_tokens,
+                **only_text(variables or {}),
+                "messages": [only_text(_with_plain_content(message)) for message in messages],
+                "tools": only_text(list(tools)) if tools else None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
             for piece in template.generate(context):
                 watch.count(len(piece))
                 pieces.append(piece)
+                if len(pieces) % _PIECES_IN_A_SLICE == 0:
+                    watch.pause()
+                    yield
+                    watch.go_on()
         except ChatTemplateError:
             raise
         except Exception as error:  # a template can fail in any way that Python can
-            raise ChatTemplateError(f"the chat template failed{_line_of(error)}: {_what_it_said(error)}") from error
+            said = self._controls.spell(_what_it_said(error))
+            raise ChatTemplateError(f"the chat template failed{_line_of(error)}: {said}") from error
         return "".join(pieces)
 
 

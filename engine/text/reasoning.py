@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"
+ANSWER_TAGS = frozenset({OPEN_TAG, CLOSE_TAG, "<tool_call>", "</tool_call>"})
+"""What a model writes to say which part of its answer begins or ends; text, also where a checkpoint marks it special."""
 
 
 class SplitText(NamedTuple):

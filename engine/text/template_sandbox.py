@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,8 +25,9 @@ class Watch:
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
-        self._deadline = time.monotonic() + limits.max_seconds
         self._characters = 0
+        self._seconds = 0.0
+        self._went_on_at = time.thread_time()
 
     def count(self, characters: int) -> None:
         """Raises ChatTemplateError when the output grows too long or takes too long."""
@@ -34,13 +36,20 @@ class Watch:
             raise ChatTemplateError(
                 f"the chat template's output is longer than {self._limits.max_characters:,} characters"
             )
-        if time.monotonic() > self._deadline:
+        if self._seconds + time.thread_time() - self._went_on_at > self._limits.max_seconds:
             raise ChatTemplateError(f"the chat template ran for more than {self._limits.max_seconds:g} seconds")
+
+    def pause(self) -> None:
+        self._seconds += time.thread_time() - self._went_on_at
+
+    def go_on(self) -> None:
+        """After a pause, in whatever thread."""
+        self._went_on_at = time.thread_time()
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """How much one rendering may put out and how long it may take, checked at every piece of output."""
+    """How much one rendering may put out and how much processor time it may take, checked at every piece of output."""
 
     max_characters: int = 64 * 1024 * 1024
     max_seconds: float = 10.0
@@ -60,13 +69,23 @@ class _GenerationTag(Extension):
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Refuses the two operators by which one expression can fill the memory."""
+    """Refuses the two operators by which one expression can fill the memory, and marks a template's own literals."""
 
     intercepted_binops = frozenset(["*", "**"])
 
-    def __init__(self, limits: TemplateLimits) -> None:
+    def __init__(self, limits: TemplateLimits, mark: Callable[[str], str]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self._max_characters = limits.max_characters
+        self._mark = mark
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for text in tree.find_all(nodes.TemplateData):
+            text.data = self._mark(text.data)
+        for constant in tree.find_all(nodes.Const):
+            if isinstance(constant.value, str):
+                constant.value = self._mark(constant.value)
+        return tree
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
@@ -82,9 +101,12 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise jinja2.exceptions.SecurityError(f"the result of {operator!r} would be too large")
 
 
-def new_environment(limits: TemplateLimits) -> jinja2.Environment:
-    """A sandbox set up as transformers sets up its own (trim_blocks, lstrip_blocks, tojson, raise_exception, ...)."""
-    environment = _BoundedEnvironment(limits)
+def new_environment(limits: TemplateLimits, mark: Callable[[str], str]) -> jinja2.Environment:
+    """A sandbox set up as transformers sets up its own (trim_blocks, lstrip_blocks, tojson, raise_exception, ...).
+
+    `mark` is what each literal of a template becomes.
+    """
+    environment = _BoundedEnvironment(limits, mark)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

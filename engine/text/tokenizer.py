@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from engine.errors import ContextLengthExceededError, ModelLoadError, RequestError
+from engine.errors import ModelLoadError, RequestError
 from engine.text.detokenizer import Detokenizer, TokenBytes
-
-_NORMALISED_SHRINKS = 4
-"""Canonical composition joins at most three characters (Unicode, annex 15); one for good measure."""
-
+from engine.text.encoder import TextEncoder
+from engine.text.reasoning import ANSWER_TAGS
+from engine.text.slices import Slices, in_one_go
 
 class Tokenizer:
     """A Hugging Face tokenizer. Immutable, so any thread may use it."""
@@ -28,9 +26,12 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
+        self.control_token_ids = frozenset(i for i in self.special_token_ids if self.token_of(i) not in ANSWER_TAGS)
+        """The special tokens but for the tags of an answer's parts, which some checkpoints mark special too."""
         self._token_bytes = TokenBytes(self.token_of, _decoder_of(tokenizer))
-        self._max_tokens: int | None = None
         self._longest_token_bytes = max((len(token.encode()) for token in tokenizer.get_vocab()), default=1)
+        self.text_encoder = TextEncoder(tokenizer, self._longest_token_bytes)
+        """Special tokens written in a text are parsed."""
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -46,12 +47,6 @@ class Tokenizer:
         tokenizer.no_padding()
         return cls(tokenizer, read_special_tokens(folder))
 
-    def limited_to(self, max_tokens: int) -> Tokenizer:
-        """The same tokenizer, which refuses texts that no encoding makes shorter than `max_tokens`."""
-        limited = copy.copy(self)
-        limited._max_tokens = max_tokens
-        return limited
-
     @property
     def eos_token_id(self) -> int | None:
         return self._named_id("eos_token")
@@ -60,55 +55,53 @@ class Tokenizer:
     def bos_token_id(self) -> int | None:
         return self._named_id("bos_token")
 
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        return frozenset(token for token in map(self.token_of, self.control_token_ids) if token is not None)
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`. Special tokens written in it are parsed; `add_special_tokens` adds those (such as a
-        leading BOS) that the tokenizer puts around a plain text; a rendered chat already has them.
+        """Token ids of `text`, in one go. Special tokens written in it are parsed; `add_special_tokens` adds those (such
+        as a leading BOS) that the tokenizer puts around a plain text; a rendered chat already has them.
 
-        Raises RequestError for text that is not valid Unicode, ContextLengthExceededError for one that is far too long.
+        Raises RequestError for text that is not valid Unicode.
         """
-        ids: list[int] = self._encode(text, add_special_tokens).ids
-        return ids
+        return in_one_go(self.text_encoder.encode(text, add_special_tokens=add_special_tokens)).token_ids
 
-    def encode_with_marks(self, text: str, marks: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        """Token ids of `text`, as `encode` gives them, and for each mark (a place in `text`, in characters, before its
-        end) how many tokens lie before it; None for a mark inside a token."""
-        encoding = self._encode(text, add_special_tokens=False)
-        counts: list[int | None] = []
-        for mark in marks:
-            index = encoding.char_to_token(mark)
-            span = None if index is None else encoding.token_to_chars(index)
-            counts.append(index if span is not None and span[0] == mark else None)
-        return encoding.ids, counts
+    def chat_encoder(self, stand_ins: Mapping[str, str], parsed: Collection[str] = ()) -> TextEncoder:
+        """For what a chat template wrote: each of `stand_ins` (token to stand-in) is its token, and a control token
+        that is spelled out is text, but for those in `parsed`.
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"text has a lone surrogate at character {error.start}; send valid Unicode") from error
-        self._refuse_endless(text)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def _refuse_endless(self, text: str) -> None:
-        """By its length alone: encoding holds the interpreter until it is done, seconds for some megabytes."""
-        fewest = len(text) // (_NORMALISED_SHRINKS * self._longest_token_bytes)
-        if self._max_tokens is not None and fewest >= self._max_tokens:
-            raise ContextLengthExceededError(
-                self._max_tokens,
-                f"your prompt has {len(text)} characters, which are more than {fewest} tokens",
-                param="prompt",
-            )
+        It shares model and rules with this tokenizer, so whatever is no control token has the same ids.
+        """
+        ours = self._tokenizer
+        theirs = tokenizers.Tokenizer(ours.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            if getattr(ours, part) is not None:
+                setattr(theirs, part, getattr(ours, part))
+        added = dict(sorted(ours.get_added_tokens_decoder().items()))
+        inert = self.control_tokens - set(parsed)
+        theirs.add_tokens([_alike(token, token.content, special=token.content in inert) for token in added.values()])
+        if any(theirs.token_to_id(token.content) != token_id for token_id, token in added.items()):
+            raise ModelLoadError("tokenizer.json: the ids of its added tokens are not in their order")
+        of_token = {token.content: token for token in added.values()}
+        theirs.add_tokens([_alike(of_token[token], stand_in, special=False) for token, stand_in in stand_ins.items()])
+        theirs.encode_special_tokens = True
+        cuts = [stand_ins[token] for token in stand_ins if _ends_what_is_before(of_token[token])]
+        ids = {theirs.token_to_id(stand_in): self.id_of(token) for token, stand_in in stand_ins.items()}
+        return TextEncoder(theirs, self._longest_token_bytes, cuts, ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD. Raises RequestError for an id out of range."""
         for token_id in token_ids:
             if not 0 <= token_id < 2**32:
                 raise RequestError(f"token id {token_id} is outside 0..{self.vocab_size - 1}", param="tokens")
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        # Of a batch, for that lets other threads run meanwhile.
+        texts: list[str] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return texts[0]
 
     def new_detokenizer(self) -> Detokenizer:
-        """For one request's output; special tokens have no text."""
-        return Detokenizer(self._token_bytes, self.special_token_ids)
+        """For one request's output; control tokens have no text."""
+        return Detokenizer(self._token_bytes, self.control_token_ids)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that a token stands for; a character may take several tokens."""
@@ -152,6 +145,22 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
         if isinstance(content, str):
             named[key] = content
     return named
+
+
+def _alike(token: tokenizers.AddedToken, content: str, *, special: bool) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=special,
+    )
+
+
+def _ends_what_is_before(token: tokenizers.AddedToken) -> bool:
+    """Whether a text that is cut before this token has the tokens of the whole text."""
+    return not (token.lstrip or token.single_word or token.normalized)
 
 
 def _decoder_of(tokenizer: tokenizers.Tokenizer) -> dict[str, Any] | None:

@@ -1,0 +1,21 @@
+"""Work on text in slices, so that who asked for it can leave in between, and others have their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+Slices = Generator[None, None, Result]
+"""Work that stops after each slice, and returns its result at the end."""
+
+
+def in_one_go(work: Slices[Result]) -> Result:
+    """The result, without a stop."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
