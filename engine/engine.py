@@ -64,6 +64,8 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
         """None where the checkpoint has none; chat requests then get an error."""
+        self.chat_encoder = parts.chat_encoder
+        """Of what the template writes."""
         self.memory = parts.memory
         self.max_context_tokens = parts.memory.max_context_tokens
         """Most tokens that prompt and output may have together."""

@@ -42,10 +42,15 @@ def refuse_unservable(request: GenerationRequest, limits: SchedulerLimits) -> No
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
     if request.sampling.max_tokens < 1:
         raise RequestError(f"max_tokens is {request.sampling.max_tokens}; ask for at least 1 token", param="max_tokens")
-    if prompt_tokens >= limits.max_context_tokens:
+    refuse_overlong(prompt_tokens, limits.max_context_tokens)
+
+
+def refuse_overlong(prompt_tokens: int, max_context_tokens: int) -> None:
+    """Raises ContextLengthExceededError for a prompt that leaves no token for the answer."""
+    if prompt_tokens >= max_context_tokens:
         raise ContextLengthExceededError(
-            limits.max_context_tokens,
+            max_context_tokens,
             f"your prompt has {prompt_tokens} tokens, and at least 1 is for the answer, so it may have "
-            f"{limits.max_context_tokens - 1} tokens",
+            f"{max_context_tokens - 1} tokens",
             param="prompt",
         )

@@ -25,6 +25,7 @@ from engine.options import EngineOptions
 from engine.runner import Runner
 from engine.storage import ModelState, Storage, allocate_host_memory, allocate_state
 from engine.text.chat_template import ChatTemplate
+from engine.text.encoder import TextEncoder
 from engine.text.tokenizer import Tokenizer
 from engine.warm_up import warm_up
 
@@ -37,8 +38,9 @@ class EngineParts:
 
     config: ModelConfig
     tokenizer: Tokenizer
-    """Limited to the context that fits."""
     chat_template: ChatTemplate | None
+    chat_encoder: TextEncoder | None
+    """Of what the template writes."""
     memory: MemoryPlan
     runner: Runner
     kernel_choices: tuple[KernelChoice, ...]
@@ -53,7 +55,8 @@ def load_parts(folder: Path, options: EngineOptions) -> EngineParts:
     """
     config = read_config(folder)
     tokenizer = Tokenizer.load(folder)
-    chat_template = ChatTemplate.load(folder)
+    chat_template = ChatTemplate.load(folder, () if options.parse_special_tokens else tokenizer.control_tokens)
+    chat_encoder = None if chat_template is None else _encoder_of(chat_template, tokenizer, options)
     kernels = select_kernels(options.backend, config, options.activations)
     model, memory = _load_weights(folder, config, options, kernels)
     logger.info(memory.describe())
@@ -72,13 +75,27 @@ def load_parts(folder: Path, options: EngineOptions) -> EngineParts:
         warm_up(runner, memory)
     return EngineParts(
         config=config,
-        tokenizer=tokenizer.limited_to(memory.max_context_tokens),
+        tokenizer=tokenizer,
         chat_template=chat_template,
+        chat_encoder=chat_encoder,
         memory=memory,
         runner=runner,
         kernel_choices=choices,
         faults=faults,
     )
+
+
+def _encoder_of(template: ChatTemplate, tokenizer: Tokenizer, options: EngineOptions) -> TextEncoder:
+    if options.parse_special_tokens:
+        return tokenizer.text_encoder
+    composed = template.composed_tokens
+    if composed:
+        logger.warning(
+            "the chat template puts %s together from parts, so these tokens cannot be told from those in a message: "
+            "they are parsed wherever they stand",
+            ", ".join(sorted(composed)),
+        )
+    return tokenizer.chat_encoder(template.stand_ins, composed)
 
 
 def _load_weights(

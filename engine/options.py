@@ -33,6 +33,8 @@ class EngineOptions:
     activations: Activations = "auto"
     """What NVFP4 layers multiply their weights with; automatic is fp4 where the GPU multiplies it and the checkpoint
     has scales for it, else bf16."""
+    parse_special_tokens: bool = False
+    """Whether control tokens that are spelled out in a message are real."""
     kv_pages: int | None = None
     """KV pages on the device; excludes `kv_cache_mib`."""
     kv_cache_mib: int | None = None

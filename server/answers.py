@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any, Literal, Protocol
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from engine.engine import FinishReason, TokenLogprob
@@ -19,13 +17,13 @@ from engine.errors import EngineError
 from server.chat import Piece
 from server.choices import interleaved, total_cost
 from server.errors import ApiError, from_engine
+from server.leaving import unless_client_leaves
 from server.responses import JsonResponse
 from server.schema.base import AnswerModel
 from server.schema.sampling import SamplingRequest
 from server.schema.usage import Cost
-from server.sse import DONE, EventStream, event, until_disconnect
+from server.sse import DONE, EventStream, event
 
-Result = TypeVar("Result")
 PublicReason = Literal["stop", "length"]
 
 logger = logging.getLogger("dalsegno.http")
@@ -67,7 +65,7 @@ async def respond(
     joined = interleaved(answers)
     if wanted.stream:
         return EventStream(_events(request, wanted, len(answers), joined, writer))
-    choices = await _unless_client_leaves(request, _gather(len(answers), joined))
+    choices = await unless_client_leaves(request, _gather(len(answers), joined))
     cost = total_cost([_cost(choice) for choice in choices], wanted.choices_per_prompt)
     return JsonResponse(writer.whole(choices, **_cost_fields(cost)))
 
@@ -146,18 +144,3 @@ def _cost(piece: Piece) -> Cost:
 
 def _cost_fields(cost: Cost) -> dict[str, Any]:
     return {"usage": cost.usage, "timings": cost.timings, "reuse": cost.reuse}
-
-
-async def _unless_client_leaves(request: Request, answer: Awaitable[Result]) -> Result:
-    """Wait for the answer and for the client's leaving at once; the latter cancels the former."""
-    work = asyncio.ensure_future(answer)
-    leave = asyncio.ensure_future(until_disconnect(request.receive))
-    try:
-        await asyncio.wait({work, leave}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise ClientDisconnect
-    finally:
-        for task in (work, leave):
-            task.cancel()
-        await asyncio.gather(work, leave, return_exceptions=True)

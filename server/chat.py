@@ -11,7 +11,10 @@ from typing import Any
 from cache import Frontier
 from engine.engine import Delta, Engine, FinishReason, Generation, GenerationRequest, SamplingParams, TokenLogprob
 from engine.errors import ChatTemplateError, RequestError
+from engine.limits import refuse_overlong
+from engine.text.encoder import Encoded
 from engine.text.reasoning import ReasoningSplitter, opens_reasoning
+from engine.text.slices import Slices
 from server.frontiers import marked_places
 from server.schema.usage import Cost, cost_of
 
@@ -42,16 +45,49 @@ def render_prompt(
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None = None,
-) -> Prompt:
-    """Template, then tokens. Blocking for long prompts. Raises ChatTemplateError."""
-    if engine.chat_template is None:
-        raise ChatTemplateError("the model has no chat template, so it cannot answer conversations")
-    text = engine.chat_template.render(messages, tools=tools, variables=variables)
-    places = marked_places(engine.chat_template, text, messages, variables, tools)
+) -> Slices[Prompt]:
+    """Template, then tokens, then where to resume. Raises ChatTemplateError, ContextLengthExceededError."""
+    text, encoded = yield from encode_conversation(
+        engine, messages, variables, tools, max_tokens=engine.max_context_tokens
+    )
     with naming("messages"):
-        token_ids, counts = engine.tokenizer.encode_with_marks(text, list(places))
+        refuse_overlong(len(encoded.token_ids), engine.max_context_tokens)
+    assert engine.chat_template is not None
+    places = yield from marked_places(engine.chat_template, text, messages, variables, tools)
+    counts = map(encoded.tokens_before, places)
     frontiers = [Frontier(count, kind) for count, kind in zip(counts, places.values(), strict=True) if count]
-    return Prompt(tuple(token_ids), opens_reasoning(text), tuple(frontiers))
+    return Prompt(tuple(encoded.token_ids), opens_reasoning(text), tuple(frontiers))
+
+
+def encode_conversation(
+    engine: Engine,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    add_special_tokens: bool = False,
+    max_tokens: int | None = None,
+) -> Slices[tuple[str, Encoded]]:
+    """What the template wrote, and its tokens; the size is looked at before each step. Raises ChatTemplateError, and
+    ContextLengthExceededError as soon as it is sure that there are `max_tokens`."""
+    template, encoder = engine.chat_template, engine.chat_encoder
+    if template is None or encoder is None:
+        raise ChatTemplateError("the model has no chat template, so it cannot answer conversations; send a prompt")
+    with naming("messages"):
+        encoder.refuse_endless(sum(map(_sure_characters, messages)), engine.max_context_tokens)
+        text = yield from template.write(
+            messages, tools=tools, variables=variables, add_generation_prompt=add_generation_prompt
+        )
+        encoder.refuse_endless(len(text), engine.max_context_tokens)
+        encoded = yield from encoder.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+    return text, encoded
+
+
+def _sure_characters(message: Mapping[str, Any]) -> int:
+    """Characters that any template writes; of an assistant's message it may leave out the thinking."""
+    content = message.get("content")
+    return len(content.strip()) if isinstance(content, str) and message.get("role") != "assistant" else 0
 
 
 def submit(

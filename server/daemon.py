@@ -27,6 +27,7 @@ from server.errors import ApiError
 from server.isolation import Isolation
 from server.sampling import SamplingDefaults
 from server.settings import Auto, Settings
+from server.text_pool import TextPool
 from server.version import package_version
 
 DRAIN_LIMIT_SECONDS = 25.0
@@ -69,6 +70,7 @@ class Daemon:
         """Whether `stop` was called: whoever streams what the daemon says about itself is to end."""
         self._began_at = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
+        self.text_pool = TextPool()
         self.isolation = Isolation(is_by_key=settings.cache.cache_isolation == "key")
         self._engine: Engine | None = None
 
@@ -185,6 +187,7 @@ class Daemon:
             now = self._engine.snapshot()
             left = now.running + now.waiting
             await self._engine.stop()
+        self.text_pool.close()
         self.operations.changes.happened()
         self.operations.stopped(reason, is_drained=left == 0)
         if self.event_log is not None:
@@ -243,6 +246,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         default_max_tokens=engine.default_max_tokens,
         backend=engine.backend,
         activations=engine.activations,
+        parse_special_tokens=engine.parse_special_tokens,
         kv_pages=_automatic(cache.kv_pages),
         kv_cache_mib=_automatic(cache.kv_cache_mib),
         kv_cache_dtype=cache.kv_cache_dtype,

@@ -20,7 +20,10 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[Result]) -> Result:
-    """Wait for the work and for the client's leaving at once; the latter cancels the former. Raises ClientDisconnect."""
+    """Wait for the work and for the client's leaving at once; the latter cancels the former.
+
+    Raises ClientDisconnect.
+    """
     task = asyncio.ensure_future(work)
     leave = asyncio.ensure_future(until_disconnect(request.receive))
     try:

@@ -92,6 +92,11 @@ class EngineSettings(Section):
         "for it, else bf16",
         "auto, bf16 or fp4",
     )
+    parse_special_tokens: bool = _key(
+        False,
+        "take special tokens that are spelled out in a message for real ones, so that whoever writes one writes turns",
+        "true or false",
+    )
 
 
 class CacheSettings(Section):
@@ -214,7 +219,7 @@ class Key:
 
     @property
     def is_switch(self) -> bool:
-        """Whether its flag takes no value, and switches it off."""
+        """Whether its flag takes no value, and turns the default round."""
         return self.field.annotation is bool
 
     @property

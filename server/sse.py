@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.leaving import until_disconnect
 from server.responses import to_json
 
 logger = logging.getLogger("dalsegno.http")
@@ -101,9 +102,3 @@ class _Writer:
                     await self._wrote.wait()
             except TimeoutError:
                 await self.write(COMMENT)
-
-
-async def until_disconnect(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -53,7 +53,9 @@ class ChatTemplate:
         named = dict(special_tokens or {})
         self._control_tokens = tuple(control_tokens)
         written = [*sources.values(), *named.values()]
-        self._controls = ControlTokens(token for token in self._control_tokens if any(token in text for text in written))
+        self._controls = ControlTokens(
+            token for token in self._control_tokens if any(token in text for text in written)
+        )
         self._special_tokens = {name: self._controls.mark(token) for name, token in named.items()}
         self._limits = TemplateLimits()
         environment = new_environment(self._limits, self._controls.mark)

@@ -10,7 +10,10 @@ from typing import Any
 from engine.errors import ChatTemplateError
 
 STAND_INS = tuple(
-    map(chr, [*range(0xFDD0, 0xFDF0), *(plane + last for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF))])
+    map(
+        chr,
+        [*range(0xFDD0, 0xFDF0), *(plane + last for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF))],
+    )
 )
 """Unicode's noncharacters, which are not for interchange (core specification, 23.7), so no text has a right to one."""
 

@@ -72,7 +72,6 @@ class TextEncoder:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"text has a lone surrogate at character {error.start}; send valid Unicode") from error
-        self.refuse_endless(len(text), max_tokens)
         encoded = Encoded()
         for start, part in [(0, text)] if add_special_tokens else self._parts(text):
             if start:
@@ -85,8 +84,9 @@ class TextEncoder:
                 _refuse_from(len(encoded.token_ids), max_tokens)
         return encoded
 
-    def refuse_endless(self, characters: int, max_tokens: int | None) -> None:
-        """Raises ContextLengthExceededError for a length that no encoding makes shorter than `max_tokens`."""
+    def refuse_endless(self, characters: int, max_tokens: int) -> None:
+        """Raises ContextLengthExceededError for a length that no encoding makes shorter than `max_tokens`;
+        to be asked before any work."""
         _refuse_from(characters // (_NORMALISED_SHRINKS * self._longest_token_bytes), max_tokens)
 
     def _parts(self, text: str) -> Iterator[tuple[int, str]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"
 ANSWER_TAGS = frozenset({OPEN_TAG, CLOSE_TAG, "<tool_call>", "</tool_call>"})
-"""What a model writes to say which part of its answer begins or ends; text, also where a checkpoint marks it special."""
+"""What a model writes where a part of its answer begins or ends: text, also where a checkpoint marks it special."""
 
 
 class SplitText(NamedTuple):

@@ -13,7 +13,8 @@ from engine.errors import ModelLoadError, RequestError
 from engine.text.detokenizer import Detokenizer, TokenBytes
 from engine.text.encoder import TextEncoder
 from engine.text.reasoning import ANSWER_TAGS
-from engine.text.slices import Slices, in_one_go
+from engine.text.slices import in_one_go
+
 
 class Tokenizer:
     """A Hugging Face tokenizer. Immutable, so any thread may use it."""
@@ -60,8 +61,8 @@ class Tokenizer:
         return frozenset(token for token in map(self.token_of, self.control_token_ids) if token is not None)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`, in one go. Special tokens written in it are parsed; `add_special_tokens` adds those (such
-        as a leading BOS) that the tokenizer puts around a plain text; a rendered chat already has them.
+        """Token ids of `text`, in one go. Special tokens written in it are parsed; `add_special_tokens` adds those
+        (such as a leading BOS) that the tokenizer puts around a plain text; a rendered chat already has them.
 
         Raises RequestError for text that is not valid Unicode.
         """
@@ -87,7 +88,9 @@ class Tokenizer:
         theirs.add_tokens([_alike(of_token[token], stand_in, special=False) for token, stand_in in stand_ins.items()])
         theirs.encode_special_tokens = True
         cuts = [stand_ins[token] for token in stand_ins if _ends_what_is_before(of_token[token])]
-        ids = {theirs.token_to_id(stand_in): self.id_of(token) for token, stand_in in stand_ins.items()}
+        meant = {stand_in: token_id for token_id, token in added.items() if (stand_in := stand_ins.get(token.content))}
+        known = theirs.get_added_tokens_decoder().items()
+        ids = {token_id: meant[token.content] for token_id, token in known if token.content in meant}
         return TextEncoder(theirs, self._longest_token_bytes, cuts, ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -39,7 +39,8 @@ def with_settings(
         def run(**values: Any) -> Result:
             config = values.pop("config")
             flags = {key.dotted: values.pop(_parameter_name(key)) for key in [*model_keys, *keys]}
-            given = {name: _raw(value) for name, value in flags.items() if value not in (None, [], ())}
+            turned = {key.dotted: str(not key.default).lower() for key in keys if key.is_switch}
+            given = {name: turned.get(name, value) for name, value in flags.items() if value not in (None, [], ())}
             resolved = resolve(given, config_file=config)
             configure_logging(resolved.settings.ops.log_level, resolved.settings.ops.log_format)
             return command(resolved, **values)
@@ -52,11 +53,6 @@ def with_settings(
         return run
 
     return decorate
-
-
-def _raw(value: Any) -> Any:
-    """A switch that is given switches off what its key is about; anything else is parsed with its key."""
-    return "false" if value is True else value
 
 
 def _parameter_name(key: Key) -> str:

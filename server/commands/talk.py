@@ -80,6 +80,7 @@ class LocalTalker:
         self._defaults = SamplingDefaults.from_folder(engine.model_folder, self._settings)
 
     async def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
+        from engine.text.slices import in_one_go
         from server.chat import Prompt, pieces, render_prompt, submit
 
         assert self._engine is not None
@@ -89,7 +90,7 @@ class LocalTalker:
             prompt = Prompt(tuple(self._engine.tokenizer.encode(messages[0]["content"], add_special_tokens=True)))
         else:
             variables = {} if wishes.enable_thinking is None else {"enable_thinking": wishes.enable_thinking}
-            prompt = render_prompt(self._engine, messages, variables)
+            prompt = in_one_go(render_prompt(self._engine, messages, variables))
         generation = submit(self._engine, prompt, sampling)
         answer = pieces(generation, starts_in_reasoning=prompt.opens_reasoning)
         try:

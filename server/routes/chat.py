@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from server.body import parse_request, read_json_object
 from server.chat import Piece, new_answer_id, pieces, render_prompt
 from server.choices import submit_all
 from server.daemon import Daemon
+from server.leaving import unless_client_leaves
 from server.logprobs import chat_logprobs
 from server.openapi import documented
 from server.schema.chat import (
@@ -39,7 +39,8 @@ async def create_chat_completion(request: Request) -> Response:
     daemon.check_model(wanted.model)
     sampling = daemon.sampling_defaults.for_request(wanted)
     messages, tools = wanted.messages_for_template(), wanted.tools_for_template()
-    prompt = await asyncio.to_thread(render_prompt, engine, messages, wanted.template_variables, tools)
+    work = render_prompt(engine, messages, wanted.template_variables, tools)
+    prompt = await unless_client_leaves(request, daemon.text_pool.run(work))
     answer_id = new_answer_id("chatcmpl")
     namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
     generations = await submit_all(

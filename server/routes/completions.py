@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from engine.engine import Engine
+from engine.limits import refuse_overlong
+from engine.text.slices import Slices
 from engine.text.tokenizer import Tokenizer
 from server.answers import PublicReason, identity, public_reason, respond
 from server.body import parse_request, read_json_object
 from server.chat import Piece, Prompt, new_answer_id, plain_pieces
 from server.choices import submit_all
 from server.daemon import Daemon
+from server.leaving import unless_client_leaves
 from server.logprobs import completion_logprobs
 from server.openapi import documented
 from server.schema.completion import Completion, CompletionChoice, CompletionChunk, CompletionRequest
@@ -31,7 +34,8 @@ async def create_completion(request: Request) -> Response:
     daemon.check_model(wanted.model)
     sampling = daemon.sampling_defaults.for_request(wanted)
     choices = wanted.choices_per_prompt
-    prompts, echoes = await asyncio.to_thread(_read_prompts, engine.tokenizer, wanted)
+    work = _read_prompts(engine, wanted)
+    prompts, echoes = await unless_client_leaves(request, daemon.text_pool.run(work))
     answer_id = new_answer_id("cmpl")
     namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
     generations = await submit_all(engine, prompts, sampling, choices, answer_id, "prompt", namespace)
@@ -43,19 +47,28 @@ async def create_completion(request: Request) -> Response:
     )
 
 
-def _read_prompts(tokenizer: Tokenizer, wanted: CompletionRequest) -> tuple[list[Prompt], list[str]]:
+def _read_prompts(engine: Engine, wanted: CompletionRequest) -> Slices[tuple[list[Prompt], list[str]]]:
     """The prompts as tokens, and what to begin their texts with."""
+    tokenizer = engine.tokenizer
     prompts, echoes = [], []
     for prompt in wanted.prompts:
         if isinstance(prompt, str):
-            token_ids = tokenizer.encode(prompt, add_special_tokens=wanted.add_special_tokens is not False)
+            tokenizer.text_encoder.refuse_endless(len(prompt), engine.max_context_tokens)
+            encoded = yield from tokenizer.text_encoder.encode(
+                prompt,
+                add_special_tokens=wanted.add_special_tokens is not False,
+                max_tokens=engine.max_context_tokens,
+            )
+            token_ids = encoded.token_ids
         else:
             token_ids = prompt
         prompts.append(Prompt(tuple(token_ids)))
+        refuse_overlong(len(token_ids), engine.max_context_tokens)
         if not wanted.echo:
             echoes.append("")
         else:
             echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
+        yield
     return prompts, echoes
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 
 from engine.engine import Engine
-from engine.errors import ChatTemplateError
+from engine.text.slices import Slices
+from engine.text.tokenizer import Tokenizer
 from server.body import parse, parse_request, read_json_object
-from server.chat import naming
+from server.chat import encode_conversation
 from server.daemon import Daemon
+from server.leaving import unless_client_leaves
 from server.openapi import documented
 from server.responses import JsonResponse
 from server.schema.tokens import (
@@ -34,7 +34,7 @@ async def tokenize(request: Request) -> JsonResponse:
     schema = TokenizeChatRequest if "messages" in body else TokenizeTextRequest
     wanted = parse_request(schema, body)
     daemon.check_model(wanted.model)
-    token_ids = await asyncio.to_thread(_encode, engine, wanted)
+    token_ids = await unless_client_leaves(request, daemon.text_pool.run(_encode(engine, wanted)))
     strings = None
     if wanted.return_token_strs:
         strings = [engine.tokenizer.token_of(token_id) or "" for token_id in token_ids]
@@ -52,20 +52,29 @@ async def detokenize(request: Request) -> JsonResponse:
     tokenizer = daemon.engine.tokenizer
     wanted = parse(DetokenizeRequest, await read_json_object(request))
     daemon.check_model(wanted.model)
-    text = await asyncio.to_thread(tokenizer.decode, wanted.tokens, skip_special_tokens=False)
+    text = await unless_client_leaves(request, daemon.text_pool.run(_decode(tokenizer, wanted.tokens)))
     return JsonResponse(DetokenizeAnswer(prompt=text))
 
 
-def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -> list[int]:
+def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -> Slices[list[int]]:
+    """Also of a text that the context does not hold, so that a client can tell by how much."""
     if isinstance(wanted, TokenizeTextRequest):
-        return engine.tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False)
-    if engine.chat_template is None:
-        raise ChatTemplateError("the model has no chat template, so a conversation has no tokens; send a prompt")
-    text = engine.chat_template.render(
+        engine.tokenizer.text_encoder.refuse_endless(len(wanted.prompt), engine.max_context_tokens)
+        encoded = yield from engine.tokenizer.text_encoder.encode(
+            wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False
+        )
+        return encoded.token_ids
+    _, encoded = yield from encode_conversation(
+        engine,
         wanted.messages_for_template(),
-        tools=wanted.tools_for_template(),
+        wanted.template_variables,
+        wanted.tools_for_template(),
         add_generation_prompt=wanted.add_generation_prompt is not False,
-        variables=wanted.template_variables,
+        add_special_tokens=bool(wanted.add_special_tokens),
     )
-    with naming("messages"):
-        return engine.tokenizer.encode(text, add_special_tokens=bool(wanted.add_special_tokens))
+    return encoded.token_ids
+
+
+def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> Slices[str]:
+    yield
+    return tokenizer.decode(token_ids, skip_special_tokens=False)

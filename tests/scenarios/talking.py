@@ -11,6 +11,7 @@ from typing import Any
 from cache import Frontier, ReuseReport
 from engine.engine import Engine, Generation, GenerationRequest, SamplingParams, Usage
 from engine.frontiers import prompt_frontiers
+from engine.text.slices import in_one_go
 from server.chat import render_prompt
 
 _names = itertools.count()
@@ -35,7 +36,7 @@ class Talk:
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
         name = f"r{next(_names)}"
         if prompt and isinstance(prompt[0], dict):
-            rendered = render_prompt(self.engine, prompt, {})
+            rendered = in_one_go(render_prompt(self.engine, prompt, {}))
             return GenerationRequest(name, rendered.token_ids, sampling, frontiers=rendered.frontiers)
         return GenerationRequest(name, tuple(prompt), sampling, **options)
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine.catalog import resolve_model
 from engine.text.chat_template import ChatTemplate
+from engine.text.slices import in_one_go
 from engine.text.tokenizer import Tokenizer
 from server.frontiers import marked_places
 from tests.e2e.conftest import run_daemon
@@ -37,7 +38,7 @@ def closure(body) -> int:
     folder = resolve_model("demo")
     template, tokenizer = ChatTemplate.load(folder), Tokenizer.load(folder)
     text = template.render(body["messages"])
-    place, _ = marked_places(template, text, body["messages"], {})
+    place, _ = in_one_go(marked_places(template, text, body["messages"], {}))
     return len(tokenizer.encode(text[:place]))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine.catalog import resolve_model
 from engine.text.chat_template import ChatTemplate
+from engine.text.slices import in_one_go
 from engine.text.tokenizer import Tokenizer
 from server.frontiers import marked_places
 from tests.e2e.conftest import run_daemon
@@ -42,7 +43,7 @@ def closure():
 
     def count(messages, tools=None) -> int:
         text = template.render(messages, tools=tools)
-        return len(tokenizer.encode(text[: max(min(marked_places(template, text, messages, {}, tools)), 0)]))
+        return len(tokenizer.encode(text[: max(min(in_one_go(marked_places(template, text, messages, {}, tools))), 0)]))
 
     return count
 

@@ -5,6 +5,7 @@ import pytest
 from cache import CheckpointKind
 from engine.catalog import resolve_model
 from engine.text.chat_template import ChatTemplate
+from engine.text.slices import in_one_go
 from engine.text.tokenizer import Tokenizer
 from server.frontiers import marked_places
 
@@ -20,7 +21,7 @@ SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "con
 def texts(template: str, messages) -> dict[str, CheckpointKind]:
     compiled = ChatTemplate({"default": template})
     text = compiled.render(messages)
-    return {text[:place]: kind for place, kind in marked_places(compiled, text, messages, {}).items()}
+    return {text[:place]: kind for place, kind in in_one_go(marked_places(compiled, text, messages, {})).items()}
 
 
 @pytest.mark.parametrize(
@@ -55,11 +56,11 @@ def tokenizer():
 @pytest.mark.parametrize("content", ["Hi", "é \U0001f600 漢字", " spaces  and\n\nlines ", "<|im_end|>", "a" * 500])
 def test_marks_count_tokens_and_change_none(tokenizer, content):
     before, after = f"<|im_start|>user\n{content}<|im_end|>\n", "<|im_start|>assistant\n"
-    token_ids, (count,) = tokenizer.encode_with_marks(before + after, [len(before)])
-    assert token_ids == tokenizer.encode(before + after)
-    assert token_ids[:count] == tokenizer.encode(before)
+    encoded = in_one_go(tokenizer.text_encoder.encode(before + after))
+    assert encoded.token_ids == tokenizer.encode(before + after)
+    assert encoded.token_ids[: encoded.tokens_before(len(before))] == tokenizer.encode(before)
 
 
 def test_a_mark_inside_a_token_counts_nothing(tokenizer):
     assert len(tokenizer.encode("the")) == 1
-    assert tokenizer.encode_with_marks("the", [1])[1] == [None]
+    assert in_one_go(tokenizer.text_encoder.encode("the")).tokens_before(1) is None

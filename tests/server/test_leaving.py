@@ -60,11 +60,15 @@ async def test_a_client_may_leave_at_any_turn_of_the_event_loop(served, body):
 @pytest.mark.parametrize("body", [STREAMED, STREAMED | {"n": 2}])
 async def test_a_stream_whose_first_bytes_cannot_be_sent_ends_its_answers(served, body):
     app, engine, answers = served
-    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "client": None}
-    scope["state"] = {}
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers, "query_string": b"", "state": {}}
+    scope["client"] = ("127.0.0.1", 1)
+    bodies = [to_json(body)]
 
     async def receive():
-        return {"type": "http.request", "body": to_json(body), "more_body": False}
+        if not bodies:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
     async def send(_message):
         raise OSError("the connection is gone")
