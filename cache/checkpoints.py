@@ -31,6 +31,7 @@ class Checkpoint:
         "is_superseded",
         "kind",
         "last_used_at",
+        "lines",
         "loss",
         "namespace",
         "node",
@@ -57,6 +58,8 @@ class Checkpoint:
         """Turns of its conversation so far."""
         self.uses = 0
         """How often a request was resumed from it, or would have been."""
+        self.lines = 0
+        """Of a shared one: conversations that are known to stand on it."""
         self.last_used_at = 0.0
         self.benefit_tokens = 0
         """Tokens that it saves from its nearest surviving ancestor."""
@@ -73,6 +76,11 @@ class Checkpoint:
         self.host_tail: Replica | None = None
         self.is_refused = False
         """Host memory has no room for it: it goes from the device without a copy."""
+
+    @property
+    def is_one_lines(self) -> bool:
+        """Whether it serves no more than one conversation, whose newest turn stands for it."""
+        return not self.kind.is_shared or self.lines <= 1
 
     @property
     def frontier_tokens(self) -> int:

@@ -24,7 +24,7 @@ class Rankable(Returning, Protocol):
     def is_superseded(self) -> bool: ...
     @property
     def benefit_tokens(self) -> int:
-        """Tokens that it saves from its nearest surviving ancestor that is not superseded (those go first)."""
+        """Tokens that it saves from its nearest surviving ancestor that is shared or not superseded."""
 
     @property
     def last_used_at(self) -> float:

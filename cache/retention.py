@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from cache.checkpoints import Checkpoint
 from cache.expectation import Expectation
@@ -113,8 +114,9 @@ class Retention:
         for each in used:
             each.uses += 1 if each is checkpoint else 0
             each.last_used_at = now
-            # Whatever superseded it has not made it useless.
-            each.is_superseded = each.is_refused = False
+            each.is_refused = False
+            if each is checkpoint or not each.is_one_lines:
+                each.is_superseded = False  # Whatever superseded it has not made it useless.
             each.benefit_tokens = each.frontier_tokens - self._tiers.surviving_ancestor_tokens(each)
             self._tiers.store.place(each)
         self.expectation.used(used)
@@ -124,8 +126,10 @@ class Retention:
         tree = self._tiers.ghosts.trees.get(namespace)
         if tree is None:
             return
+        is_new_line = self.find(namespace, tokens) is None
         for checkpoint in tree.checkpoints_on(tree.walk(tokens, len(tokens)), tokens, len(tokens)):
-            if not checkpoint.kind.is_shared:
+            is_new_line = is_new_line and checkpoint.kind is not CheckpointKind.PRIVATE_TURN_CLOSURE
+            if checkpoint.is_one_lines and not (checkpoint.lines and is_new_line):
                 self._supersede(checkpoint)
 
     def _again(self, lease: RequestLease, checkpoint: Checkpoint, tokens: Tokens) -> None:
@@ -145,10 +149,15 @@ class Retention:
         tail = tokens[node.depth * tree.page_size :]
         number = self._tiers.store.next_number()
         checkpoint = Checkpoint(number=number, namespace=namespace, tree=tree, node=node, tail=tail, kind=kind)
+        checkpoint.lines = 1 if kind.is_shared and node.goes_on_behind(tail) else 0
         tree.attach(node, tail, checkpoint)
-        before = next((c for c in self._ancestors(checkpoint, tokens) if not c.kind.is_shared), None)
+        ancestors = self._ancestors(checkpoint, tokens)
+        before = next((c for c in ancestors if not c.kind.is_shared), None)
         if before is not None:
             checkpoint.turns = before.turns + (1 if kind is CheckpointKind.PRIVATE_TURN_CLOSURE else 0)
+        if kind is CheckpointKind.PRIVATE_TURN_CLOSURE:
+            for each in takewhile(lambda c: c.kind is not CheckpointKind.PRIVATE_TURN_CLOSURE, ancestors):
+                each.lines += 1 if each.kind.is_shared else 0
         return checkpoint
 
     def _land(self, checkpoint: Checkpoint, lease: RequestLease, slot: Lease | None) -> None:
@@ -170,7 +179,8 @@ class Retention:
             slot.close()
 
     def _weigh(self, checkpoint: Checkpoint, ancestors: Sequence[Checkpoint]) -> None:
-        """Older private checkpoints on the new one's own path give way first; so do endpoints and anchors by nature.
+        """Older checkpoints on the new one's own path that no other conversation stands on give way first; so do
+        endpoints and anchors by nature.
 
         An endpoint is worth keeping only for clients that echo the answer exactly, an anchor only for forks; being used
         proves either of them.
@@ -179,13 +189,12 @@ class Retention:
             checkpoint.is_superseded = checkpoint.uses == 0
         if checkpoint.kind is CheckpointKind.PRIVATE_TURN_CLOSURE:
             for ancestor in ancestors:
-                if not ancestor.kind.is_shared:
-                    self._supersede(ancestor)
+                self._supersede(ancestor, ancestor.is_one_lines)
         checkpoint.benefit_tokens = checkpoint.frontier_tokens - self._tiers.surviving_ancestor_tokens(checkpoint)
 
-    def _supersede(self, checkpoint: Checkpoint) -> None:
-        if not checkpoint.is_superseded:
-            checkpoint.is_superseded = True
+    def _supersede(self, checkpoint: Checkpoint, is_superseded: bool = True) -> None:
+        if checkpoint.is_superseded is not is_superseded:
+            checkpoint.is_superseded = is_superseded
             self._tiers.store.place(checkpoint)
 
     def _ancestors(self, checkpoint: Checkpoint, tokens: Tokens) -> list[Checkpoint]:

@@ -119,11 +119,13 @@ class Tiers:
 
     @staticmethod
     def surviving_ancestor_tokens(checkpoint: Checkpoint) -> int:
-        """The frontier of the nearest checkpoint above that is live and not superseded; 0 for none."""
+        """The frontier of the nearest checkpoint above that is live, and shared or not superseded; 0 for none: a prefix
+        that one conversation alone stands on gives way to it, and stays the less for it to save when another comes."""
         node, below, size = checkpoint.node, checkpoint.tail, checkpoint.tree.page_size
         while True:
             for other in node.checkpoints_along(below):
-                if other is not checkpoint and other.is_live and not other.is_superseded:
+                counts = other.kind.is_shared or not other.is_superseded
+                if other is not checkpoint and other.is_live and counts:
                     return node.depth * size + len(other.tail)
             if node.parent is None:
                 return 0

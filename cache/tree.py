@@ -81,6 +81,11 @@ class Node:
             if found is not None:
                 yield found
 
+    def goes_on_behind(self, tail: Tokens) -> bool:
+        """Whether anything is known that goes on from there."""
+        size = len(tail)
+        return any(len(key) > size and key[:size] == tail for keys in (self.children, self.checkpoints) for key in keys)
+
     def holds(self, tier: Tier) -> int:
         return self.page_holds if tier is Tier.DEVICE else self.host_holds
 

@@ -207,3 +207,39 @@ def test_without_reuse_nothing_is_split_captured_or_kept():
     plans = house.run("a", range(20))
     assert shape(plans) == [("a", 0, 8), ("a", 8, 16), ("a", 16, 20)]
     assert house.cache.pages.free == 100
+
+
+# -- a system prompt and the conversations that stand on it
+
+
+def chat_prompt(session, turn):
+    """12 tokens of system text of its own, and for each turn 6 of a question and 2 of the answer before it."""
+    first = 10_000 * (session + 1)
+    return range(first, first + 12 + 6 + 8 * (turn - 1))
+
+
+def ask(house, session, turn):
+    prompt = chat_prompt(session, turn)
+    frontiers = (Frontier(12, STABLE), Frontier(len(prompt) - 2, CLOSURE))
+    house.run(f"s{session}t{turn}", prompt, frontiers=frontiers)
+    return house.reuse(f"s{session}t{turn}").cached_tokens
+
+
+@pytest.mark.parametrize("sessions", [2, 6])
+@pytest.mark.parametrize("max_concurrency", [1, 2])
+def test_as_many_conversations_as_slots_go_on_from_their_newest_turns(sessions, max_concurrency):
+    house = House(max_concurrency=max_concurrency, spare_slots=sessions, pages=400)
+    for turn in range(1, 7):
+        reused = [ask(house, session, turn) for session in range(sessions)]
+        assert reused == [len(chat_prompt(0, turn - 1)) - 2 if turn > 1 else 0] * sessions
+
+
+def test_a_system_prompt_that_a_second_conversation_uses_outlives_the_conversations():
+    house = House(max_concurrency=1, spare_slots=2, pages=400)
+    system = range(100, 112)
+    reused = []
+    for user in range(6):
+        prompt = (*system, *range(1000 + 10 * user, 1006 + 10 * user))
+        house.run(f"u{user}", prompt, frontiers=(Frontier(12, STABLE), Frontier(16, CLOSURE)))
+        reused.append(house.reuse(f"u{user}").cached_tokens)
+    assert reused == [0, 12, 12, 12, 12, 12]

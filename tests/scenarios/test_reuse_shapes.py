@@ -100,7 +100,9 @@ async def test_s08_the_automatic_checkpoints_of_one_request_never_exceed_the_poo
             # One that is in host memory already gives its slot to the next.
             assert len(set(captured)) < capacity or capacity == 1
         elif capacity > named:
-            assert len(captured) == len(set(captured)) < capacity
+            # The turn may take the slot of the system prompt, on which nobody else stands yet.
+            assert len(captured) - 1 == len(set(captured[:-1])) < capacity
+            assert len(set(captured)) < capacity
         else:
             # Both named ones in turn, in what the request itself leaves.
             assert len(set(captured)) == capacity - 1
