@@ -10,6 +10,7 @@ import typer
 
 from engine.errors import EngineError
 from server.commands import bench, chat, config, doctor, drill, generate, inspect, pull, quantize, replay, serve, watch
+from server.commands.foreign_flags import HINTS
 from server.configuration import ConfigurationError
 from server.exit_codes import ExitCode, exit_code_of
 from server.listener import PortTakenError
@@ -65,7 +66,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command line; failures are told on standard error in one line, with a traceback at log level debug."""
     try:
-        _refuse_flags_not_built(arguments)
+        _refuse_known_flags(arguments)
         app(arguments)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else ExitCode.OK if exit_.code is None else ExitCode.FAILED
@@ -82,10 +83,14 @@ def run(arguments: list[str]) -> int:
     return ExitCode.OK
 
 
-def _refuse_flags_not_built(arguments: list[str]) -> None:
+def _refuse_known_flags(arguments: list[str]) -> None:
+    """Those of a later version, and those of other servers: with what to do, where a similar name would lead astray."""
     for argument in arguments:
         if argument == "--":
             return
         flag = argument.partition("=")[0]
         if flag in NOT_BUILT_FLAGS:
             raise ConfigurationError(f"{flag} is not built yet; leave it out")
+        if flag in HINTS:
+            servers, hint = HINTS[flag]
+            raise ConfigurationError(f"{flag} is a flag of {servers}; {hint}")

@@ -53,7 +53,9 @@ class Daemon:
     def __init__(self, settings: Settings, drill: FireDrill = NO_DRILL) -> None:
         self.settings = settings
         self.drill = drill
-        self.model_id = public_model_id(settings)
+        self.model_names = model_names(settings)
+        """What the model is called, its public id first."""
+        self.model_id = self.model_names[0]
         self.created_unix = int(time.time())
         self.phase = Phase.STARTING
         self.sampling_defaults = SamplingDefaults()
@@ -115,9 +117,9 @@ class Daemon:
         return ApiError(503, f"the daemon {reason}", code="engine_unavailable", headers={"Retry-After": "1"})
 
     def check_model(self, model: str | None) -> None:
-        """Raises ApiError (404) unless `model` is the served one, or left out."""
-        if model is not None and model != self.model_id:
-            message = f"no such model here; {self.model_id!r} is served"
+        """Raises ApiError (404) unless `model` is a name of the served one, or left out, or any name will do."""
+        if not (model is None or model in self.model_names or self.settings.server.any_model):
+            message = f"no such model here; {' or '.join(map(repr, self.model_names))} is served"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def watch(self, scope: Scope, answers: Sequence[Generation]) -> list[Callable[[Delta], None]]:
@@ -259,13 +261,13 @@ def engine_options(settings: Settings) -> EngineOptions:
     )
 
 
-def public_model_id(settings: Settings) -> str:
-    """The configured name, or that of the checkpoint: a folder's last part, a hub id or a short name as it is."""
-    if settings.server.model_name != "auto":
-        return settings.server.model_name
-    model = settings.server.model
-    path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
+def model_names(settings: Settings) -> tuple[str, ...]:
+    """The configured names, or that of the checkpoint: a folder's last part, a hub id or a short name as it is."""
+    server = settings.server
+    named = () if server.model_name == "auto" else (server.model_name,)
+    names = tuple(dict.fromkeys((*named, *server.served_model_names)))
+    path = Path(server.model).expanduser()
+    return names or (path.resolve().name if path.is_dir() else server.model,)
 
 
 def _automatic(value: int | Auto) -> int | None:

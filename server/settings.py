@@ -15,9 +15,11 @@ Auto = Literal["auto"]
 Count = Annotated[int, Ge(1)] | Auto
 
 
-def _key(default: Any, meaning: str, expected: str, *, flag: str | None = None) -> Any:
-    """Declare one key; `expected` completes "expected ..." in an error, `flag` is given where it isn't the name."""
-    return Field(default=default, description=meaning, json_schema_extra={"expected": expected, "flag": flag})
+def _key(default: Any, meaning: str, expected: str, *, flag: str | None = None, aliases: tuple[str, ...] = ()) -> Any:
+    """Declare one key; `expected` completes "expected ..." in an error, `flag` is given where it isn't the name,
+    `aliases` are the flags of other servers that mean the same."""
+    extra: dict[str, Any] = {"expected": expected, "flag": flag, "aliases": list(aliases)}
+    return Field(default=default, description=meaning, json_schema_extra=extra)
 
 
 class Section(BaseModel):
@@ -38,8 +40,21 @@ class ServerSettings(Section):
         "model to serve: a folder in Hugging Face layout, a hub id, or a short name (demo, smollm2)",
         "a folder, a hub id or a short name",
         flag="MODEL",
+        aliases=("--model", "-m", "--model-path"),
     )
-    model_name: Annotated[str, MinLen(1)] = _key("auto", "public id of the model; auto: from the checkpoint", "a name")
+    model_name: Annotated[str, MinLen(1)] = _key(
+        "auto", "public id of the model; auto: the first served name, else from the checkpoint", "a name"
+    )
+    served_model_names: tuple[Annotated[str, MinLen(1)], ...] = _key(
+        (),
+        "names that requests may call the model by, beside its public id",
+        "one or more names",
+        flag="--served-model-name",
+        aliases=("--alias", "-a"),
+    )
+    any_model: bool = _key(
+        False, "answer whatever name a request calls the model by", "true or false", flag="--any-model"
+    )
     api_keys: tuple[Annotated[SecretStr, MinLen(1)], ...] = _key(
         (),
         "keys that clients must send as a bearer token or x-api-key; @FILE reads one per line; none: open to all",
@@ -62,10 +77,16 @@ class EngineSettings(Section):
     """How requests run."""
 
     max_concurrency: Annotated[int, Ge(1), Le(1024)] = _key(
-        8, "requests that run at the same time", "an integer from 1 to 1024"
+        8,
+        "requests that run at the same time",
+        "an integer from 1 to 1024",
+        aliases=("--max-num-seqs", "--max-running-requests", "--parallel", "-np"),
     )
     max_pending_requests: Annotated[int, Ge(0)] = _key(
-        64, "requests that may wait for their turn; one more gets 429", "an integer, 0 or more"
+        64,
+        "requests that may wait for their turn; one more gets 429",
+        "an integer, 0 or more",
+        aliases=("--max-queued-requests",),
     )
     pending_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
         60.0, "seconds that a request may wait for its turn, then 503", "a number of seconds above 0"
@@ -74,12 +95,19 @@ class EngineSettings(Section):
         "auto",
         "tokens of prompt and answer together; auto: the model's, at most what fits",
         "an integer, 2 or more, or auto",
+        aliases=("--max-model-len", "--context-length", "--ctx-size", "-c"),
     )
     prefill_chunk: Count = _key(
-        "auto", "prompt tokens computed in one step; auto: 512 (CPU), 2048 (CUDA)", "an integer, 1 or more, or auto"
+        "auto",
+        "prompt tokens computed in one step; auto: 512 (CPU), 2048 (CUDA)",
+        "an integer, 1 or more, or auto",
+        aliases=("--chunked-prefill-size",),
     )
     default_max_tokens: Annotated[int, Ge(1)] = _key(
-        4096, "longest answer in tokens when a request does not say", "an integer, 1 or more"
+        4096,
+        "longest answer in tokens when a request does not say",
+        "an integer, 1 or more",
+        aliases=("--n-predict", "--predict", "-n"),
     )
     backend: Literal["auto", "torch", "flashinfer"] = _key(
         "auto",
@@ -103,7 +131,10 @@ class CacheSettings(Section):
     """How much is remembered."""
 
     kv_pages: Count = _key(
-        "auto", "pages of attention KV on the device; auto: from the memory there", "an integer, 1 or more, or auto"
+        "auto",
+        "pages of attention KV on the device; auto: from the memory there",
+        "an integer, 1 or more, or auto",
+        aliases=("--num-gpu-blocks-override",),
     )
     kv_cache_mib: Count = _key(
         "auto", "the same as a size in MiB; give one of the two", "an integer number of MiB, 1 or more, or auto"
@@ -111,7 +142,12 @@ class CacheSettings(Section):
     kv_cache_dtype: Literal["auto", "fp8"] = _key(
         "auto", "how keys and values are stored; auto: as the kernels compute; fp8: in half of the bytes", "auto or fp8"
     )
-    page_size: Count = _key("auto", "tokens in a page; auto: 16 (CPU), 64 (CUDA)", "an integer, 1 or more, or auto")
+    page_size: Count = _key(
+        "auto",
+        "tokens in a page; auto: 16 (CPU), 64 (CUDA)",
+        "an integer, 1 or more, or auto",
+        aliases=("--block-size",),
+    )
     device_state_slots: Annotated[int, Ge(0)] | Auto = _key(
         "auto",
         "checkpoints of recurrent state on the device, beyond the running requests; auto: 16 (CPU), from the memory "
@@ -122,13 +158,20 @@ class CacheSettings(Section):
         "auto",
         "MiB of host memory for KV and states that left the device; 0: none; auto: at most a quarter of the RAM",
         "an integer number of MiB, 0 or more, or auto",
+        aliases=("--cache-ram", "-cram"),
     )
     host_state_slots: Annotated[int, Ge(1)] | Literal["none"] = _key(
         "none",
         "most checkpoints of recurrent state in host memory; none: as many as fit",
         "an integer, 1 or more, or none",
     )
-    prefix_reuse: bool = _key(True, "remember prompts between requests", "true or false", flag="--no-prefix-reuse")
+    prefix_reuse: bool = _key(
+        True,
+        "remember prompts between requests",
+        "true or false",
+        flag="--no-prefix-reuse",
+        aliases=("--no-enable-prefix-caching", "--disable-radix-cache"),
+    )
     cache_isolation: Literal["shared", "key"] = _key(
         "shared", "who shares what is remembered: all clients, or those with the same API key", "shared or key"
     )
@@ -200,6 +243,11 @@ class Key:
     @property
     def flag(self) -> str:
         return self._extra["flag"] or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """What the flag is called elsewhere."""
+        return tuple(self._extra["aliases"])
 
     @property
     def meaning(self) -> str:

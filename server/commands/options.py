@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import typer
 
 from ops.log import configure_logging
-from server.configuration import resolve
+from server.configuration import ConfigurationError, resolve
 from server.settings import Key, all_keys
 
 Result = TypeVar("Result")
@@ -38,15 +38,15 @@ def with_settings(
         @functools.wraps(command)
         def run(**values: Any) -> Result:
             config = values.pop("config")
-            flags = {key.dotted: values.pop(_parameter_name(key)) for key in [*model_keys, *keys]}
-            turned = {key.dotted: str(not key.default).lower() for key in keys if key.is_switch}
-            given = {name: turned.get(name, value) for name, value in flags.items() if value not in (None, [], ())}
+            flags = {key.dotted: _given(key, values) for key in [*model_keys, *keys]}
+            given = {name: value for name, value in flags.items() if value is not None}
             resolved = resolve(given, config_file=config)
             configure_logging(resolved.settings.ops.log_level, resolved.settings.ops.log_format)
             return command(resolved, **values)
 
-        declare_model = _argument if model == "argument" else _model_option
-        generated = [*map(declare_model, model_keys), _config_option(), *map(_option, keys)]
+        generated = [_config_option(), *map(_option, keys), *(_alias_option(key) for key in keys if key.aliases)]
+        generated += [_argument(key) for key in model_keys if model == "argument"]
+        generated += [_model_option(key, is_listed=model == "option") for key in model_keys]
         parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*own, *generated]]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -55,8 +55,27 @@ def with_settings(
     return decorate
 
 
+def _given(key: Key, values: dict[str, Any]) -> Any:
+    """What was given for a key, by its own flag or by another server's name for it; None for nothing."""
+    found = [values.pop(name, None) for name in (_parameter_name(key), _alias_name(key))]
+    given = [value for value in found if value not in (None, [], ())]
+    if not given:
+        return None
+    if key.is_list:
+        return [item for value in given for item in value]
+    if key.is_switch:
+        return str(not key.default).lower()
+    if len(given) > 1:
+        raise ConfigurationError(f"{key.flag} was given twice, once by another of its names; give it once")
+    return given[0]
+
+
 def _parameter_name(key: Key) -> str:
     return f"{key.section}_{key.name}"
+
+
+def _alias_name(key: Key) -> str:
+    return f"{_parameter_name(key)}_by_another_name"
 
 
 def _option(key: Key) -> inspect.Parameter:
@@ -68,8 +87,16 @@ def _option(key: Key) -> inspect.Parameter:
         metavar=None if key.is_switch else _metavar(key),
         rich_help_panel=f"{key.section} settings",
     )
-    kind: Any = list[str] | None if key.is_list else bool | None if key.is_switch else str | None
-    return _parameter(_parameter_name(key), Annotated[kind, option])
+    return _parameter(_parameter_name(key), Annotated[_kind(key), option])
+
+
+def _alias_option(key: Key) -> inspect.Parameter:
+    """What other servers call it: understood, but not listed by --help (docs/compatibility.md does)."""
+    return _parameter(_alias_name(key), Annotated[_kind(key), typer.Option(*key.aliases, hidden=True)])
+
+
+def _kind(key: Key) -> Any:
+    return list[str] | None if key.is_list else bool | None if key.is_switch else str | None
 
 
 def _argument(key: Key) -> inspect.Parameter:
@@ -77,9 +104,11 @@ def _argument(key: Key) -> inspect.Parameter:
     return _parameter(_parameter_name(key), Annotated[str | None, argument])
 
 
-def _model_option(key: Key) -> inspect.Parameter:
-    option = typer.Option("--model", help=key.meaning, show_default=f"{key.default}", metavar="MODEL")
-    return _parameter(_parameter_name(key), Annotated[str | None, option])
+def _model_option(key: Key, *, is_listed: bool) -> inspect.Parameter:
+    option = typer.Option(
+        *key.aliases, help=key.meaning, show_default=f"{key.default}", metavar="MODEL", hidden=not is_listed
+    )
+    return _parameter(_alias_name(key), Annotated[str | None, option])
 
 
 def _config_option() -> inspect.Parameter:
@@ -101,4 +130,4 @@ def _metavar(key: Key) -> str:
         return "FILE"
     if isinstance(key.default, str) and key.default != "auto":
         return key.name.upper()
-    return "SECONDS" if key.name.endswith("_s") else "NAME" if key.name.endswith("name") else "N"
+    return "SECONDS" if key.name.endswith("_s") else "NAME" if key.name.endswith(("name", "names")) else "N"

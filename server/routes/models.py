@@ -18,8 +18,9 @@ _OWNER: Literal["dalsegno"] = "dalsegno"
 
 @router.get("/v1/models", response_model=ModelList)
 async def list_models(request: Request) -> JsonResponse:
-    """The served model."""
-    return JsonResponse(ModelList(object="list", data=[_card(request.app.state.daemon)]))
+    """The served model, once for each of its names."""
+    daemon: Daemon = request.app.state.daemon
+    return JsonResponse(ModelList(object="list", data=[_card(daemon, name) for name in daemon.model_names]))
 
 
 @router.get("/v1/models/{model_id:path}", response_model=ModelCard)
@@ -27,12 +28,12 @@ async def retrieve_model(request: Request, model_id: str) -> JsonResponse:
     """One model, with the most tokens that prompt and answer may have together."""
     daemon: Daemon = request.app.state.daemon
     daemon.check_model(model_id)
-    return JsonResponse(_card(daemon))
+    return JsonResponse(_card(daemon, model_id))
 
 
-def _card(daemon: Daemon) -> ModelCard:
+def _card(daemon: Daemon, name: str) -> ModelCard:
     return ModelCard(
-        id=daemon.model_id,
+        id=name,
         object="model",
         created=daemon.created_unix,
         owned_by=_OWNER,

@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+from server.commands.foreign_flags import HINTS
 from server.schema.foreign import HARMLESS, REFUSED, RENAMED
+from server.settings import all_keys
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
 
@@ -36,3 +38,10 @@ def test_every_refused_and_every_harmless_field_is_told():
         ("These change nothing here", HARMLESS),
     ):
         assert {whose: set(re.findall(r"`([^`]+)`", names)) for whose, names in table(after)} == by_server(documented)
+
+
+def test_every_flag_is_told():
+    aliases = {(alias, key.flag) for key in all_keys() for alias in key.aliases}
+    assert {(there.strip("`"), here.strip("`")) for there, _, here in table("These mean the same")} == aliases
+    told = {there.strip("`"): (whose, hint) for there, whose, hint in table("there is something else")}
+    assert told == HINTS
