@@ -8,12 +8,15 @@ from engine.errors import RequestError
 from engine.events import RequestEnded
 from engine.request import Delta, FinishReason, GenerationRequest, Timings, Usage
 from engine.sequence import SequenceRecord
-from engine.text.answer import AnswerPiece
+from engine.text.answer import AnswerText
 
 
-def last_delta(rest: AnswerPiece, sequence: SequenceRecord, reason: FinishReason) -> Delta:
-    """The end of an answer's stream, with what it cost; `rest` is the text that was held back."""
-    return Delta(rest.text, (), reason, _usage(sequence), _timings(sequence), sequence.reuse, rest.logprobs)
+def last_delta(answer: AnswerText, sequence: SequenceRecord, reason: FinishReason) -> Delta:
+    """The end of an answer's stream: the text that was held back, and what it cost."""
+    rest = answer.flush()
+    usage = replace(_usage(sequence), reasoning_tokens=answer.reasoning_tokens)
+    timings, reuse = _timings(sequence), sequence.reuse
+    return Delta(rest.text, (), reason, usage, timings, reuse, rest.logprobs, rest.reasoning)
 
 
 def finished(sequence: SequenceRecord, reason: FinishReason) -> RequestEnded:

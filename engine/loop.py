@@ -121,7 +121,7 @@ class EngineLoop:
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         mailbox = Mailbox()
         submission = _Submission(request, self._clock())
-        answer = AnswerText(self._new_detokenizer(), request.sampling)
+        answer = AnswerText(self._new_detokenizer(), request.sampling, request.thinking)
         self._consumers[request.request_id] = _Consumer(mailbox, answer, submission)
         self._inbox.append(submission)
         self._is_empty.clear()
@@ -261,12 +261,12 @@ class EngineLoop:
         consumer = self._consumers[sequence.request_id]
         if reason is not FinishReason.STOP:
             piece = consumer.answer.push(outcome.token_id, outcome.logprob)
-            consumer.mailbox.put(piece.text, outcome.token_id, piece.logprobs)
+            consumer.mailbox.put(piece.text, outcome.token_id, piece.logprobs, piece.reasoning)
             if consumer.answer.is_stopped:
                 reason = FinishReason.STOP
                 self.scheduler.stop(sequence.request_id, self._clock())
         if reason is not None:
-            consumer.mailbox.finish(last_delta(consumer.answer.flush(), sequence, reason))
+            consumer.mailbox.finish(last_delta(consumer.answer, sequence, reason))
             self._forget(sequence.request_id)
             self.tell(finished(sequence, reason))
 

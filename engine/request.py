@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from cache import Frontier, ReuseReport
 
@@ -15,6 +15,17 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+
+
+class Thinking(Enum):
+    """How an answer may begin: its thinking is told apart, and stop strings are looked for behind it."""
+
+    IS_TEXT = auto()
+    """It is not told apart."""
+    MAY_COME = auto()
+    """In a block that the answer itself may open at its beginning."""
+    IS_OPEN = auto()
+    """The prompt has opened the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Besides the model's own end tokens."""
     stop: tuple[str, ...] = ()
-    """Strings that end the answer; not empty, and not part of it."""
+    """Strings that end the answer; not empty, not part of it, and not looked for in the thinking."""
     includes_stop: bool = False
     """Leave the stop string that was found in the answer."""
     ignore_eos: bool = False
@@ -57,6 +68,7 @@ class GenerationRequest:
     """Only requests of the same namespace share what is remembered of their prompts."""
     frontiers: tuple[Frontier, ...] = ()
     """Where this prompt is likely to be resumed. Without a turn closure among them, its last token but one is it."""
+    thinking: Thinking = Thinking.IS_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Those of the completion that were thinking; counted where it is told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +119,6 @@ class Delta:
     timings: Timings | None = None
     reuse: ReuseReport | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Where asked for: of the tokens that begin in `text`, so not of those of a stop string."""
+    """Where asked for: of the tokens that begin in `reasoning` and `text`, so not of those of a stop string."""
+    reasoning: str = ""
+    """What was thought before `text`."""

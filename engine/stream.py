@@ -20,20 +20,23 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._end: Delta | RequestError | None = None
         self._is_filled = asyncio.Event()
 
-    def put(self, text: str, token_id: int, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
-        """Add one token, the text that it completed, and the log probabilities of the tokens in that text."""
+    def put(self, text: str, token_id: int, logprobs: tuple[TokenLogprob, ...] = (), reasoning: str = "") -> None:
+        """Add one token, the text that it completed, the log probabilities of the tokens in that text, and what was
+        thought before it."""
         self._texts.append(text)
+        self._reasoning.append(reasoning)
         self._token_ids.append(token_id)
         self._logprobs.extend(logprobs)
         self._is_filled.set()
 
     def finish(self, end: Delta) -> None:
-        """End the stream; text and log probabilities of `end` are what was held back, and it has no tokens."""
+        """End the stream; texts and log probabilities of `end` are what was held back, and it has no tokens."""
         self._end = end
         self._is_filled.set()
 
@@ -47,18 +50,25 @@ class Mailbox:
         await self._is_filled.wait()
         self._is_filled.clear()
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
-        logprobs = tuple(self._logprobs)
+        logprobs, reasoning = tuple(self._logprobs), "".join(self._reasoning)
         self._texts.clear()
+        self._reasoning.clear()
         self._token_ids.clear()
         self._logprobs.clear()
         end = self._end
         if isinstance(end, Delta):
-            return replace(end, text=text + end.text, token_ids=token_ids, logprobs=logprobs + end.logprobs)
+            return replace(
+                end,
+                text=text + end.text,
+                token_ids=token_ids,
+                logprobs=logprobs + end.logprobs,
+                reasoning=reasoning + end.reasoning,
+            )
         if end is not None:
             if not token_ids:
                 raise end
             self._is_filled.set()
-        return Delta(text, token_ids, logprobs=logprobs)
+        return Delta(text, token_ids, logprobs=logprobs, reasoning=reasoning)
 
 
 class Generation(AsyncIterator[Delta]):

@@ -12,8 +12,9 @@ from cache import Frontier
 from engine.engine import Delta, Engine, FinishReason, Generation, GenerationRequest, SamplingParams, TokenLogprob
 from engine.errors import ChatTemplateError, RequestError
 from engine.limits import refuse_overlong
+from engine.request import Thinking
 from engine.text.encoder import Encoded
-from engine.text.reasoning import ReasoningSplitter, opens_reasoning
+from engine.text.reasoning import opens_reasoning
 from engine.text.slices import Slices
 from server.frontiers import marked_places
 from server.schema.usage import Cost, cost_of
@@ -21,10 +22,10 @@ from server.schema.usage import Cost, cost_of
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `opens_reasoning`: the answer begins inside a think block."""
+    """A text, or a rendered conversation."""
 
     token_ids: tuple[int, ...]
-    opens_reasoning: bool = False
+    thinking: Thinking = Thinking.IS_TEXT
     frontiers: tuple[Frontier, ...] = ()
     """Where it is likely to be resumed."""
 
@@ -56,7 +57,8 @@ def render_prompt(
     places = yield from marked_places(engine.chat_template, text, messages, variables, tools)
     counts = map(encoded.tokens_before, places)
     frontiers = [Frontier(count, kind) for count, kind in zip(counts, places.values(), strict=True) if count]
-    return Prompt(tuple(encoded.token_ids), opens_reasoning(text), tuple(frontiers))
+    thinking = Thinking.IS_OPEN if opens_reasoning(text) else Thinking.MAY_COME
+    return Prompt(tuple(encoded.token_ids), thinking, tuple(frontiers))
 
 
 def encode_conversation(
@@ -102,7 +104,9 @@ def submit(
     served."""
     request_id = request_id or new_answer_id("chatcmpl")
     with naming(param):
-        return engine.submit(GenerationRequest(request_id, prompt.token_ids, sampling, namespace, prompt.frontiers))
+        return engine.submit(
+            GenerationRequest(request_id, prompt.token_ids, sampling, namespace, prompt.frontiers, prompt.thinking)
+        )
 
 
 @contextmanager
@@ -126,34 +130,12 @@ def _watch_nothing(_delta: Delta) -> None:
 
 
 async def pieces(
-    generation: Generation, *, starts_in_reasoning: bool = False, watch: Callable[[Delta], None] = _watch_nothing
-) -> AsyncGenerator[Piece, None]:
-    """The answer as it comes, thinking apart; leaving the iteration cancels the request. `watch` sees every delta."""
-    splitter = ReasoningSplitter(starts_inside=starts_in_reasoning)
-    logprobs: tuple[TokenLogprob, ...] = ()
-    async with generation:
-        async for delta in generation:
-            watch(delta)
-            reasoning, content = splitter.feed(delta.text)
-            logprobs += delta.logprobs
-            if delta.finish_reason is None:
-                if reasoning or content:
-                    yield Piece(reasoning, content, logprobs=logprobs)
-                    logprobs = ()
-                continue
-            assert delta.usage is not None
-            rest = splitter.finish()
-            cost = cost_of(delta.usage, delta.timings, delta.reuse)
-            yield Piece(reasoning + rest.reasoning, content + rest.content, delta.finish_reason, cost, logprobs)
-
-
-async def plain_pieces(
     generation: Generation, *, watch: Callable[[Delta], None] = _watch_nothing
 ) -> AsyncGenerator[Piece, None]:
-    """Like `pieces`, for a text in which thinking is not told apart."""
+    """The answer as it comes; leaving the iteration cancels the request. `watch` sees every delta."""
     async with generation:
         async for delta in generation:
             watch(delta)
             cost = None if delta.usage is None else cost_of(delta.usage, delta.timings, delta.reuse)
-            if delta.text or delta.logprobs or cost:
-                yield Piece("", delta.text, delta.finish_reason, cost, delta.logprobs)
+            if delta.reasoning or delta.text or delta.logprobs or cost:
+                yield Piece(delta.reasoning, delta.text, delta.finish_reason, cost, delta.logprobs)

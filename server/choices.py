@@ -11,7 +11,15 @@ from engine.engine import Engine, Generation, SamplingParams
 from engine.errors import RequestError
 from server.chat import Piece, Prompt, submit
 from server.errors import ApiError
-from server.schema.usage import Cost, PromptTokensDetails, Reuse, ReuseSource, TimingsBody, UsageBody
+from server.schema.usage import (
+    CompletionTokensDetails,
+    Cost,
+    PromptTokensDetails,
+    Reuse,
+    ReuseSource,
+    TimingsBody,
+    UsageBody,
+)
 
 _SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: neighbouring choices get far apart seeds."""
@@ -108,6 +116,7 @@ def total_cost(costs: Sequence[Cost], choices: int) -> Cost:
     firsts = costs[::choices]
     prompt_tokens = sum(cost.usage.prompt_tokens for cost in firsts)
     completion_tokens = sum(cost.usage.completion_tokens for cost in costs)
+    reasoning = sum(cost.usage.completion_tokens_details.reasoning_tokens for cost in costs)
     cached = sum(cost.usage.prompt_tokens_details.cached_tokens for cost in firsts)
     prompt_ms = max(cost.timings.prompt_ms for cost in costs)
     predicted_ms = max(cost.timings.predicted_ms for cost in costs)
@@ -117,6 +126,7 @@ def total_cost(costs: Sequence[Cost], choices: int) -> Cost:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
         ),
         timings=TimingsBody(
             cache_n=cached,

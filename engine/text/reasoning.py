@@ -39,6 +39,12 @@ class ReasoningSplitter:
         self._held = ""
         self._has_reasoning = False
         self._skips_blank = False
+        self._is_thinking = False
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the last piece, or a part of it, was thinking."""
+        return self._is_thinking
 
     def feed(self, text: str) -> SplitText:
         """Take the next piece of the answer; what could still turn out to be a tag or blank space is held back."""
@@ -46,7 +52,8 @@ class ReasoningSplitter:
         reasoning = ""
         if self._part is _Part.START:
             self._leave_start()
-        if self._part is _Part.REASONING:
+        self._is_thinking = self._part is _Part.REASONING
+        if self._is_thinking:
             reasoning = self._take_reasoning()
         return SplitText(reasoning, self._take_content() if self._part is _Part.CONTENT else "")
 

@@ -80,6 +80,7 @@ class LocalTalker:
         self._defaults = SamplingDefaults.from_folder(engine.model_folder, self._settings)
 
     async def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
+        from engine.request import Thinking
         from engine.text.slices import in_one_go
         from server.chat import Prompt, pieces, render_prompt, submit
 
@@ -87,12 +88,13 @@ class LocalTalker:
         assert self._defaults is not None
         sampling = self._defaults.choose(max_tokens=wishes.max_tokens, temperature=wishes.temperature, seed=wishes.seed)
         if self._engine.chat_template is None and len(messages) == 1:
-            prompt = Prompt(tuple(self._engine.tokenizer.encode(messages[0]["content"], add_special_tokens=True)))
+            token_ids = self._engine.tokenizer.encode(messages[0]["content"], add_special_tokens=True)
+            prompt = Prompt(tuple(token_ids), Thinking.MAY_COME)
         else:
             variables = {} if wishes.enable_thinking is None else {"enable_thinking": wishes.enable_thinking}
             prompt = in_one_go(render_prompt(self._engine, messages, variables))
         generation = submit(self._engine, prompt, sampling)
-        answer = pieces(generation, starts_in_reasoning=prompt.opens_reasoning)
+        answer = pieces(generation)
         try:
             async for piece in answer:
                 cost = piece.cost.model_dump(mode="json") if piece.cost else {}

@@ -47,7 +47,7 @@ async def create_chat_completion(request: Request) -> Response:
         engine, [prompt], sampling, wanted.choices_per_prompt, answer_id, "messages", namespace
     )
     answers = [
-        pieces(generation, starts_in_reasoning=prompt.opens_reasoning, watch=watch)
+        pieces(generation, watch=watch)
         for generation, watch in zip(generations, daemon.watch(request.scope, generations), strict=True)
     ]
     return await respond(request, wanted, answers, _ChatWriter(answer_id, daemon.model_id, engine.tokenizer))

@@ -14,7 +14,7 @@ from engine.text.slices import Slices
 from engine.text.tokenizer import Tokenizer
 from server.answers import PublicReason, identity, public_reason, respond
 from server.body import parse_request, read_json_object
-from server.chat import Piece, Prompt, new_answer_id, plain_pieces
+from server.chat import Piece, Prompt, new_answer_id, pieces
 from server.choices import submit_all
 from server.daemon import Daemon
 from server.leaving import unless_client_leaves
@@ -40,7 +40,7 @@ async def create_completion(request: Request) -> Response:
     namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
     generations = await submit_all(engine, prompts, sampling, choices, answer_id, "prompt", namespace)
     watches = daemon.watch(request.scope, generations)
-    answers = [plain_pieces(generation, watch=watch) for generation, watch in zip(generations, watches, strict=True)]
+    answers = [pieces(generation, watch=watch) for generation, watch in zip(generations, watches, strict=True)]
     echoes = [echo for echo in echoes for _ in range(choices)]
     return await respond(
         request, wanted, answers, _CompletionWriter(answer_id, daemon.model_id, engine.tokenizer, echoes)

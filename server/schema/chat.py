@@ -14,6 +14,7 @@ from server.schema.numbers import Integer, TokenLimit
 from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest
 from server.schema.usage import Reuse, TimingsBody, UsageBody
 
+_Word = Annotated[str, Field(max_length=64)]
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -30,6 +31,10 @@ class Conversation(RequestModel):
     tools: list[Tool] | None = None
     tool_choice: Any = Field(None, description="none keeps the tools from the model; more than auto is not built yet")
     enable_thinking: bool | None = None
+    reasoning_effort: _Word | None = Field(
+        None, description="none switches thinking off; any other value is a variable of the chat template"
+    )
+    verbosity: _Word | None = Field(None, description="a variable of the chat template")
     chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_check_variables)] = Field(
         None, description="variables of the chat template"
     )
@@ -47,6 +52,12 @@ class Conversation(RequestModel):
     @property
     def template_variables(self) -> dict[str, Any]:
         variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+        elif self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        if self.verbosity is not None:
+            variables["verbosity"] = self.verbosity
         if self.enable_thinking is not None:
             variables["enable_thinking"] = self.enable_thinking
         return variables

@@ -41,13 +41,20 @@ class PromptTokensDetails(_Cost):
     cached_tokens: int
 
 
+class CompletionTokensDetails(_Cost):
+    """OpenAI's breakdown of the answer."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(_Cost):
-    """OpenAI's usage; cached tokens are counted inside the prompt."""
+    """OpenAI's usage; cached tokens are counted inside the prompt, and those of thinking inside the completion."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TimingsBody(_Cost):
@@ -102,6 +109,7 @@ def cost_of(usage: Usage, timings: Timings | None, reuse: ReuseReport | None) ->
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         ),
         timings=TimingsBody(
             cache_n=usage.cached_tokens,

@@ -117,7 +117,7 @@ def test_a_wrong_field_is_named_and_its_value_is_not_repeated(body, param, said)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tool_choice", "required"), ("tool_choice", {"type": "function"}), ("reasoning_effort", "high")],
+    [("tool_choice", "required"), ("tool_choice", {"type": "function"})],
 )
 def test_a_field_that_would_change_the_output_is_refused_by_name(field, value):
     error = refusal({"messages": HELLO, field: value})
@@ -152,6 +152,25 @@ def test_text_parts_are_joined_and_developer_is_system():
 def test_the_newer_name_of_the_token_limit_wins():
     request = parse(ChatCompletionRequest, {"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 7})
     assert request.wanted_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "none", "enable_thinking": True}, {"enable_thinking": True}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        ({"verbosity": "low", "reasoning_effort": "minimal"}, {"verbosity": "low", "reasoning_effort": "minimal"}),
+        ({"verbosity": None, "reasoning_effort": None}, {}),
+    ],
+)
+def test_effort_and_verbosity_reach_the_template(fields, variables):
+    request = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "a"}], **fields})
+    assert request.template_variables == variables
 
 
 def test_enable_thinking_reaches_the_template_from_either_place():

@@ -57,6 +57,7 @@ async def test_an_answer_tells_its_cost(client):
         "completion_tokens": 6,
         "total_tokens": HELLO_TOKENS + 6,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert body["reuse"] == {
         "path": "root",
@@ -118,6 +119,23 @@ async def test_an_answer_that_begins_inside_a_think_block_is_reasoning(client):
     message = body["choices"][0]["message"]
     assert message["content"] == ""
     assert len(message["reasoning_content"]) == 6
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+
+
+async def test_a_stop_string_does_not_end_the_thinking(client):
+    asked = HELLO | {"enable_thinking": True}
+    thought = (await client.post(CHAT, json=asked)).json()["choices"][0]["message"]["reasoning_content"]
+    for stream in (False, True):
+        answer = await client.post(CHAT, json=asked | {"stop": list(thought), "stream": stream})
+        last = events(answer.text)[-1] if stream else answer.json()
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert last["usage"]["completion_tokens"] == 6
+
+
+async def test_no_effort_is_no_thinking(client):
+    message = (await client.post(CHAT, json=HELLO | {"reasoning_effort": "none"})).json()["choices"][0]["message"]
+    assert len(message["content"]) == 6
+    assert "reasoning_content" not in message
 
 
 async def test_the_same_seed_gives_the_same_answer(client):
