@@ -9,6 +9,7 @@ from server.daemon import Daemon
 from server.drill import NO_DRILL, FireDrill
 from server.errors import install_error_handlers
 from server.openapi import install_openapi
+from server.paths import CanonicalPaths, answer_head
 from server.routes import admin, chat, completions, dashboard, health, insights, metrics, models, records, tokens
 from server.schema.admin import FaultsRequest, ResetRequest
 from server.schema.chat import ChatCompletionChunk, ChatCompletionRequest
@@ -43,8 +44,11 @@ def create_app(settings: Settings, drill: FireDrill = NO_DRILL) -> FastAPI:
         redoc_url=None,
     )
     app.state.daemon = daemon = Daemon(settings, drill)
-    for part in (chat, completions, models, tokens, health, metrics, insights, admin, records, dashboard):
-        app.include_router(part.router)
+    parts = (chat, completions, models, tokens, health, metrics, insights, admin, records, dashboard)
+    routers = [part.router for part in parts]
+    for router in routers:
+        app.include_router(router)
+    answer_head(app, routers)
     install_error_handlers(app)
     install_openapi(app, *_BODIES)
     app.add_middleware(
@@ -54,4 +58,5 @@ def create_app(settings: Settings, drill: FireDrill = NO_DRILL) -> FastAPI:
         trust=Trust((settings.server.host, *settings.server.allowed_hosts)),
         on_end=daemon.request_ended,
     )
+    app.add_middleware(CanonicalPaths)
     return app

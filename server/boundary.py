@@ -19,7 +19,7 @@ from server.errors import ApiError
 from server.isolation import KEY_NUMBER
 from server.trust import Trust, is_on_this_machine
 
-OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/ping", "/version", "/docs", "/openapi.json"})
 """Probes, documentation and the page of the dashboard, which holds no data, are open to everybody."""
 
 DASHBOARD_PREFIX = "/dashboard/"

@@ -19,6 +19,7 @@ from engine.errors import (
     RequestError,
     ServerOverloadedError,
 )
+from server.paths import nothing_at
 from server.responses import JsonResponse
 
 RETRY_AFTER_SECONDS = 1
@@ -107,7 +108,7 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         allowed = Headers(error.headers).get("allow", "another method")
         messages = {
-            404: "there is nothing at this path; /docs lists what there is",
+            404: nothing_at(request.url.path),
             405: f"{request.method} is not allowed here; expected {allowed}",
         }
         message = messages.get(error.status_code, str(error.detail))

@@ -1,4 +1,4 @@
-"""`GET /health`, `/livez`, `/readyz`."""
+"""`GET /health`, `/livez`, `/readyz`, and what other servers' clients ask for: `/ping`, `/version`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fastapi import APIRouter, Query, Request
 from server.daemon import Daemon
 from server.responses import JsonResponse
 from server.schema.errors import ErrorBody
-from server.schema.health import HealthBody, Probe
+from server.schema.health import HealthBody, Probe, VersionBody
+from server.version import package_version
 
 router = APIRouter(tags=["health"])
 
@@ -20,7 +21,6 @@ _UNREADY: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=HealthBody, responses=_UNHEALTHY)
 async def health(request: Request) -> JsonResponse:
     """Whether the engine loop turned within the last seconds, and whether anything is amiss with what it does."""
@@ -32,14 +32,12 @@ async def health(request: Request) -> JsonResponse:
     return JsonResponse(body, status_code=200 if found.is_ready else 503)
 
 
-@router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=Probe)
 async def livez() -> JsonResponse:
     """Whether the process answers at all; a restart would help if not."""
     return JsonResponse(Probe(status="ok"))
 
 
-@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", response_model=Probe, responses=_UNREADY)
 async def readyz(
     request: Request,
@@ -52,3 +50,16 @@ async def readyz(
     found = daemon.health()
     is_ready = found.is_ready and (strict is None or found.reuses)
     return JsonResponse(Probe(status=found.status.value), status_code=200 if is_ready else 503)
+
+
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping", response_model=Probe, responses={503: {"model": Probe, "description": "not serving"}})
+async def ping(request: Request) -> JsonResponse:
+    """Whether to send requests here, by the name that SageMaker and vLLM give the question."""
+    return await readyz(request, None)
+
+
+@router.get("/version", response_model=VersionBody)
+async def version() -> JsonResponse:
+    """The version of this program, as vLLM tells its own."""
+    return JsonResponse(VersionBody(version=package_version()))

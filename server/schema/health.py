@@ -24,3 +24,11 @@ class HealthBody(Probe):
     reasons: list[str]
     reuse: Literal["healthy", "degraded", "collapsed", "recovering"]
     faults: list[FaultName]
+
+
+class VersionBody(BaseModel):
+    """The version that serves."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: str
