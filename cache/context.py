@@ -227,6 +227,7 @@ class ContextCache:
         self.tiers.now = now
         self._close_ticket(ticket)
         lease, frontier = ticket.lease, ticket.frontier
+        lease.published.append(frontier.tokens)
         self.retention.publish(lease, lease.tokens[: frontier.tokens], frontier.kind, ticket.slot, now)
 
     def discard(self, ticket: CaptureTicket) -> None:
@@ -262,10 +263,11 @@ class ContextCache:
         """The request leaves early: what it computed stays for a retry. 0 computed tokens leave nothing behind."""
         self._close(lease, tokens, computed_tokens, CheckpointKind.PRIVATE_LONG_ANCHOR, now)
 
-    def distrust(self, lease: RequestLease) -> None:
-        """What this request was resumed from may be broken: take it out, so that a retry does not fail on it again."""
-        checkpoint, lease.origin = lease.origin, None
-        self._quarantine(lease, checkpoint)
+    def distrust(self, lease: RequestLease, *, own: bool = False) -> None:
+        """Take out what this request was resumed from, and with `own` what it published: a retry would fail on it."""
+        suspects = [self.retention.find(lease.namespace, lease.tokens[:size]) for size in lease.published if own]
+        for checkpoint in (lease.origin, *suspects):
+            self._quarantine(lease, checkpoint)
 
     # -- looking in
 

@@ -74,6 +74,8 @@ class RequestLease:
     """What it was resumed from."""
     wanted: list[Frontier] = field(default_factory=list)
     tickets: list[CaptureTicket] = field(default_factory=list)
+    published: list[int] = field(default_factory=list)
+    """Lengths of the prefixes whose checkpoints came from it."""
     is_first: bool = True
     """Whether what it reuses counts: it does not for a request that comes a second time."""
     is_open: bool = True

@@ -85,6 +85,7 @@ class Engine:
         self._ages = EntryAges(self._clock)
         self._loop = EngineLoop(self._new_scheduler, parts.runner, parts.tokenizer.new_detokenizer, self._clock)
         self._task: asyncio.Task[None] | None = None
+        self._trials = 0
 
     @classmethod
     def load(cls, folder: Path, options: EngineOptions | None = None) -> Engine:
@@ -127,6 +128,23 @@ class Engine:
     def heartbeat_age_seconds(self) -> float:
         """Seconds since the loop last turned; it turns at least once a second, unless one step takes longer."""
         return self._loop.heartbeat_age_seconds
+
+    @property
+    def failures_since_token(self) -> int:
+        """Steps that failed since one last gave a token."""
+        return self._loop.failures_since_token
+
+    async def try_step(self) -> None:
+        """Ask for one token after one token. Raises what any request may raise: for whoever wants to know whether steps
+        work again when nobody else asks."""
+        self._trials += 1
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        trial = self.submit(GenerationRequest(f"trial-{self._trials}", (0,), params, namespace="trial"))
+        try:
+            async for _ in trial:
+                pass
+        finally:
+            await trial.aclose()
 
     def snapshot(self) -> EngineSnapshot:
         """Counts at this moment."""

@@ -108,6 +108,6 @@ class QueueTimeoutError(RequestError):
 
 
 class EngineUnavailableError(RequestError):
-    """The engine is stopping, or a step failed; the message names the first cause."""
+    """The engine is stopping, or a step failed; the message names the type of the first cause."""
 
     code = "engine_unavailable"

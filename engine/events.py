@@ -54,13 +54,13 @@ class CacheReset:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A step raised, and its requests failed with it."""
+    """A step raised and its requests failed with it, or had no finite logits for some, which failed alone."""
 
     cause: str
     """The name of the exception's type."""
     requests: int
     consecutive: int
-    """Steps that have failed in a row, this one included."""
+    """Steps that raised in a row, this one included if it did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from cache import AuditReport
 from engine.audit import Auditor
 from engine.ending import broken_off, finished, last_delta
-from engine.errors import EngineUnavailableError, QueueTimeoutError, RequestError
+from engine.errors import EngineUnavailableError, NonFiniteLogitsError, QueueTimeoutError, RequestError
 from engine.events import EngineEvent, LoopRestarted, Observer, StepFailed
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest
@@ -78,6 +78,9 @@ class EngineLoop:
     ) -> None:
         self.totals = LoopTotals()
         self.consecutive_failures = 0
+        """Steps that raised, one after the other."""
+        self.failures_since_token = 0
+        """Steps that raised or had rows without a token, since one last gave a token: only that proves the model."""
         self.scheduler = new_scheduler()
         self._new_scheduler = new_scheduler
         self._runner = runner
@@ -158,6 +161,7 @@ class EngineLoop:
                     await self._turn()
                 except Exception as error:
                     logger.exception("the engine loop failed, and with it every request; restarting it")
+                    self.failures_since_token += 1
                     self._restart(error, keeps_waiting=False)
                     self._has_work.clear()
                     await self._wait_for_work()
@@ -226,6 +230,10 @@ class EngineLoop:
         if plan.segments:
             self.consecutive_failures = 0
             self._first_cause = None
+        if result.not_finite:
+            self._give_up(result)
+        if result.token_ids:
+            self.failures_since_token = 0
         prefilled = self.totals.count_step(plan, result, self._clock() - now)
         if prefilled:
             prefill_seconds = result.compute_seconds * prefilled / plan.num_tokens
@@ -270,15 +278,24 @@ class EngineLoop:
             self._forget(sequence.request_id)
             self.tell(finished(sequence, reason))
 
+    def _give_up(self, result: StepResult) -> None:
+        """Rows without a token cost their own requests: nothing speaks against what others have in the pools."""
+        self.failures_since_token += 1
+        cause = NonFiniteLogitsError.__name__
+        self.tell(StepFailed(cause, len(result.not_finite), self.consecutive_failures))
+        for sequence in self.scheduler.give_up(result.not_finite, self._clock()):
+            self._fail(sequence.request_id, _unavailable(cause), sequence)
+
     def _step_failed(self, plan: StepPlan, error: Exception) -> None:
         self.totals.step_failures += 1
         self.consecutive_failures += 1
+        self.failures_since_token += 1
         self._first_cause = self._first_cause or error
         logger.error("a step failed, and with it %d requests", len(plan.segments), exc_info=error)
         error.__traceback__ = None  # its frames hold the step's tensors
         self.tell(StepFailed(type(error).__name__, len(plan.segments), self.consecutive_failures))
         for sequence in self.scheduler.fail(plan, self._clock()):
-            self._fail(sequence.request_id, _unavailable(self._first_cause), sequence)
+            self._fail(sequence.request_id, _unavailable(type(self._first_cause).__name__), sequence)
         if self.consecutive_failures % _FAILURES_BEFORE_RESTART == 0:
             logger.error("%d steps failed in a row; restarting the engine loop", self.consecutive_failures)
             self._restart(self._first_cause, keeps_waiting=True)
@@ -299,7 +316,7 @@ class EngineLoop:
         self.scheduler = self._new_scheduler()
         kept = {sequence.request_id for sequence in waiting} | {each.request.request_id for each in self._inbox}
         for request_id in self._consumers.keys() - kept:
-            self._fail(request_id, _unavailable(cause), begun.get(request_id))
+            self._fail(request_id, _unavailable(type(cause).__name__), begun.get(request_id))
         for sequence in waiting:
             self.scheduler.submit(sequence.request, sequence.submitted_at)
         self._thread.shutdown(wait=False)
@@ -341,9 +358,6 @@ def _new_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dalsegno-engine")
 
 
-def _unavailable(cause: Exception) -> EngineUnavailableError:
-    error = EngineUnavailableError(
-        f"the engine failed while it computed this request ({type(cause).__name__}: {cause}); send it again"
-    )
-    error.__cause__ = cause
-    return error
+def _unavailable(cause: str) -> EngineUnavailableError:
+    """The client is told the type of what failed. The text is a driver's or a library's, and for the log alone."""
+    return EngineUnavailableError(f"the engine failed while it computed this request ({cause}); send it again")

@@ -83,11 +83,13 @@ class CopyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step picked: a token for each sampled segment, by request id."""
+    """What a step picked: a token for each sampled segment but those that are not finite, by request id."""
 
     token_ids: Mapping[str, int]
     logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
     """Of the requests that asked for them."""
+    not_finite: frozenset[str] = frozenset()
+    """Requests whose row of logits holds no number to pick a token by: their states cannot be trusted."""
     resume_seconds: float = 0.0
     compute_seconds: float = 0.0
     """Of the segments alone."""

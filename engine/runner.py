@@ -3,6 +3,7 @@ then its copies."""
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from itertools import chain
@@ -12,7 +13,7 @@ import torch
 
 from cache import Fault, Faults
 from engine.copier import Copier, ImmediateCopier
-from engine.errors import FireDrillError
+from engine.errors import FireDrillError, NonFiniteLogitsError
 from engine.graphs import DecodeGraphs
 from engine.kernels import BatchLayout, Kernels, SamplingBatch, StateCapture
 from engine.logits import read_logprobs
@@ -23,6 +24,8 @@ from engine.uploads import upload
 
 SLOW_STEP_SECONDS = 0.2
 """How much longer a step takes in the fire drill of that name."""
+
+logger = logging.getLogger("dalsegno.engine")
 
 
 class Runner:
@@ -119,20 +122,38 @@ class Runner:
         return self._model.logits(self._kernels, _rows(hidden, [last_rows[index] for index in sampled]))
 
     def _pick(self, logits: torch.Tensor, segments: list[Segment]) -> StepResult:
-        """One token for each of `segments` from its row of logits, which may be changed."""
+        """One token for each of `segments` from its row of logits, which may be changed. A row that is not finite costs
+        its own request alone."""
         asking = [row for row, segment in enumerate(segments) if segment.sampling.logprobs is not None]
         logprobs = _rows(logits, asking).float().log_softmax(dim=-1) if asking else None
         for row, segment in enumerate(segments):
             if segment.edits is not None:
                 segment.edits.apply(logits[row])
-        picked = self._kernels.sample(logits, build_sampling(segments)).tolist()
-        token_of = {segment.request_id: token for segment, token in zip(segments, picked, strict=True)}
-        if logprobs is None:
-            return StepResult(token_of)
-        top_counts = [segments[row].sampling.logprobs or 0 for row in asking]
-        records = read_logprobs(logprobs, [picked[row] for row in asking], top_counts)
-        record_of = {segments[row].request_id: record for row, record in zip(asking, records, strict=True)}
-        return StepResult(token_of, record_of)
+        picked, refused = self._sample(logits, segments)
+        token_of = {segments[row].request_id: token for row, token in picked.items()}
+        not_finite = frozenset(segments[row].request_id for row in refused)
+        answered = [place for place, row in enumerate(asking) if row in picked]
+        if logprobs is None or not answered:
+            return StepResult(token_of, not_finite=not_finite)
+        rows = [asking[place] for place in answered]
+        top_counts = [segments[row].sampling.logprobs or 0 for row in rows]
+        records = read_logprobs(_rows(logprobs, answered), [picked[row] for row in rows], top_counts)
+        record_of = {segments[row].request_id: record for row, record in zip(rows, records, strict=True)}
+        return StepResult(token_of, record_of, not_finite)
+
+    def _sample(self, logits: torch.Tensor, segments: list[Segment]) -> tuple[dict[int, int], list[int]]:
+        """A token for each row that is finite, and the other rows. Only where there are such are the rest sampled
+        again; a row's token depends on that row alone."""
+        try:
+            return dict(enumerate(self._kernels.sample(logits, build_sampling(segments)).tolist())), []
+        except NonFiniteLogitsError as error:
+            refused = error.rows
+            logger.error("%d of %d requests are given up: %s", len(refused), len(segments), error)
+        rows = [row for row in range(len(segments)) if row not in refused]
+        if not rows:
+            return {}, refused
+        tokens = self._kernels.sample(_rows(logits, rows), build_sampling([segments[row] for row in rows])).tolist()
+        return dict(zip(rows, tokens, strict=True)), refused
 
     def _wait_for_device(self) -> None:
         """Where no token is read, so that what a result tells of is there, and its seconds are those that it took."""

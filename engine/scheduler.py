@@ -136,13 +136,15 @@ class Scheduler:
         self._captures.clear()
         outcomes: list[TokenOutcome] = []
         for segment in plan.segments:
+            if segment.request_id not in self._alive:
+                continue
             sequence = self._alive[segment.request_id]
             sequence.computed_tokens = segment.end
             if not segment.is_sampled:
                 continue
             token_id = result.token_ids[segment.request_id]
             sequence.append(token_id, now)
-            reason = _finish_reason(sequence, token_id)
+            reason = sequence.end_at(token_id)
             if reason is not None:
                 self.cache.finish(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
                 self._remove(sequence)
@@ -154,13 +156,20 @@ class Scheduler:
         published before; nor is what those were resumed from that had not yet come to a token."""
         self._discard_captures()
         self._land(self.copies.fail_step(now, has_only_copies=not plan.segments), now)
-        failed = [self._alive[segment.request_id] for segment in plan.segments]
-        for sequence in failed:
-            lease, is_prefilling = sequence.held, sequence.state is SequenceState.PREFILLING
-            self._abort(sequence, 0, now)
-            if is_prefilling:
-                self.cache.distrust(lease)
-        return failed
+        return [self._give_up(segment.request_id, now) for segment in plan.segments]
+
+    def give_up(self, request_ids: Iterable[str], now: float) -> list[SequenceRecord]:
+        """Between a step and `apply`, end requests whose states turned out to be wrong: of what they published on the
+        way to their first token nothing is kept."""
+        return [self._give_up(request_id, now, distrusts_own=True) for request_id in request_ids]
+
+    def _give_up(self, request_id: str, now: float, *, distrusts_own: bool = False) -> SequenceRecord:
+        sequence = self._alive[request_id]
+        lease, is_prefilling = sequence.held, sequence.state is SequenceState.PREFILLING
+        self._abort(sequence, 0, now)
+        if is_prefilling:
+            self.cache.distrust(lease, own=distrusts_own)
+        return sequence
 
     def stop(self, request_id: str, now: float) -> None:
         """End a request at a stop string, as if its last token had ended it; nothing happens when it has ended."""
@@ -389,11 +398,3 @@ class Scheduler:
                 self._captures.append(ticket)
                 slot = None if ticket.slot is None else ticket.slot.units[0]
         return slot
-
-
-def _finish_reason(sequence: SequenceRecord, token_id: int) -> FinishReason | None:
-    if token_id in sequence.stop_token_ids:
-        return FinishReason.STOP
-    if len(sequence.token_ids) >= sequence.max_total_tokens:
-        return FinishReason.LENGTH
-    return None

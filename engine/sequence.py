@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cache import RequestLease, ReuseReport
 from engine.logits import LogitEdits
-from engine.request import GenerationRequest
+from engine.request import FinishReason, GenerationRequest
 
 
 class SequenceState(StrEnum):
@@ -161,6 +161,12 @@ class SequenceRecord:
             self.edits.add(token_id)
         self.first_token_at = now if self.first_token_at is None else self.first_token_at
         self.last_token_at = now
+
+    def end_at(self, token_id: int) -> FinishReason | None:
+        """Why this token, just picked, is the last; None where it is not."""
+        if token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_total_tokens else None
 
     def suspend(self) -> None:
         """Its lease was closed; keep the tokens."""

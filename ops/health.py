@@ -14,6 +14,10 @@ HEARTBEAT_LIMIT_SECONDS = 20.0
 below it: a restart would only make it begin again."""
 
 
+FAILED_STEPS_LIMIT = 3
+"""So many steps that failed in a row, and requests have better places to go to until one works."""
+
+
 class Phase(StrEnum):
     """Where the daemon is in its life; it moves forward, but for a drain that is undone."""
 
@@ -68,9 +72,11 @@ def judge_health(
     reuse: ReuseState,
     insights: Iterable[Insight],
     faults: Iterable[Fault] = (),
+    failed_steps: int = 0,
 ) -> Health:
     """`heartbeat_age_seconds` is the time since the engine loop last turned; None when there is no running engine.
-    `faults` are those of a fire drill that are on: they are told, and change nothing else here."""
+    `faults` are those of a fire drill that are on: they are told, and change nothing else here. `failed_steps` have
+    failed since one last worked."""
     if phase is Phase.STARTING:
         return Health(HealthStatus.STARTING, ("the model is being loaded",), reuse)
     if phase is Phase.DRAINING:
@@ -83,6 +89,9 @@ def judge_health(
     if heartbeat_age_seconds > HEARTBEAT_LIMIT_SECONDS:
         late = f"the engine loop has not turned for {heartbeat_age_seconds:.0f} seconds"
         return Health(HealthStatus.UNAVAILABLE, (late,), reuse)
+    if failed_steps >= FAILED_STEPS_LIMIT:
+        failed = f"{failed_steps} steps of the engine failed, and none has worked since"
+        return Health(HealthStatus.UNAVAILABLE, (failed,), reuse, tuple(sorted(faults)))
     reasons = tuple(
         f"{each.id}: {each.title}" for each in insights if each.severity is Severity.CRITICAL or each.id in _OF_REUSE
     )

@@ -108,10 +108,16 @@ class Operations:
         """Since the process began to serve probes."""
         return self._clock() - self._started_at
 
-    def health(self, phase: Phase, heartbeat_age_seconds: float | None, faults: Iterable[Fault] = ()) -> Health:
+    def health(
+        self,
+        phase: Phase,
+        heartbeat_age_seconds: float | None,
+        faults: Iterable[Fault] = (),
+        failed_steps: int = 0,
+    ) -> Health:
         """`heartbeat_age_seconds` is the time since the engine loop last turned; None when there is no running
-        engine. `faults` are those of a fire drill that are on."""
-        return judge_health(phase, heartbeat_age_seconds, self.reuse, self.active, faults)
+        engine. `faults` are those of a fire drill that are on; `failed_steps` have failed since one last worked."""
+        return judge_health(phase, heartbeat_age_seconds, self.reuse, self.active, faults, failed_steps)
 
     def started(self, served: Served, snapshot: EngineSnapshot) -> None:
         """There is an engine from now on."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from starlette.types import Scope
 
 from engine.engine import Delta, Engine, EngineOptions, EngineStatus, Generation
-from engine.errors import EngineUnavailableError
+from engine.errors import EngineError, EngineUnavailableError
 from ops.console import Console
 from ops.event_log import EventLog
-from ops.health import Health, Phase
+from ops.health import FAILED_STEPS_LIMIT, Health, Phase
 from ops.journal import Sink
 from ops.metrics import Compat, Metrics
 from ops.operations import Operations, Served
@@ -43,6 +43,8 @@ ERROR_CODE = "error_code"
 """In a request's state: the code of the error that it was answered with."""
 
 _TICK_SECONDS = 1.0
+_TRIAL_SECONDS = 5.0
+"""Between two requests of its own to an engine whose steps fail."""
 
 logger = logging.getLogger("dalsegno.server")
 
@@ -73,6 +75,7 @@ class Daemon:
         self._began_at = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
         self.text_pool = TextPool()
+        self._tries_next_at = 0.0
         self.isolation = Isolation(is_by_key=settings.cache.cache_isolation == "key")
         self._engine: Engine | None = None
 
@@ -149,7 +152,8 @@ class Daemon:
         engine = self._engine
         if engine is None or engine.status is EngineStatus.STOPPED:
             return self.operations.health(self.phase, None)
-        return self.operations.health(self.phase, engine.heartbeat_age_seconds(), engine.faults)
+        beat = engine.heartbeat_age_seconds()
+        return self.operations.health(self.phase, beat, engine.faults, engine.failures_since_token)
 
     def reopen_logs(self) -> None:
         """Go on in the files that their paths lead to now, for who rotates them; without any, only say so."""
@@ -208,10 +212,23 @@ class Daemon:
                 self.operations.tick(engine.snapshot(), self.health())
                 if self.operations.wants_audit:
                     await engine.audit_cache()
+                await self._try_again(engine)
             except EngineUnavailableError:
                 return
             except Exception:
                 logger.exception("what watches the engine failed; it goes on in %g s", _TICK_SECONDS)
+
+    async def _try_again(self, engine: Engine) -> None:
+        """A daemon that is not ready because steps fail gets no requests from a balancer, so it sends itself one now
+        and then: nothing else would find out that steps work again."""
+        now = time.monotonic()
+        if engine.failures_since_token < FAILED_STEPS_LIMIT or now < self._tries_next_at:
+            return
+        self._tries_next_at = now + _TRIAL_SECONDS
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_TRIAL_SECONDS):
+                await engine.try_step()
+                logger.warning("a step of the engine works again after failures; the daemon is ready")
 
     def _served(self, engine: Engine) -> Served:
         return Served(

@@ -73,3 +73,11 @@ def test_what_is_critical_degrades_health_and_what_is_worth_knowing_does_not(ins
 def test_a_daemon_that_does_not_serve_says_so_whatever_reuse_does():
     health = judge_health(Phase.DRAINING, 0.1, ReuseState.COLLAPSED, [])
     assert (health.status, health.reuse) == (HealthStatus.DRAINING, ReuseState.COLLAPSED)
+
+
+@pytest.mark.parametrize(
+    ("failed_steps", "status"), [(0, HealthStatus.OK), (2, HealthStatus.OK), (3, HealthStatus.UNAVAILABLE)]
+)
+def test_three_steps_that_failed_in_a_row_make_it_unavailable(failed_steps, status):
+    health = judge_health(Phase.SERVING, 0.1, ReuseState.HEALTHY, (), failed_steps=failed_steps)
+    assert health.status is status
