@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -10,10 +11,13 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from server.errors import ApiError, from_validation
+from server.exact_json import load
 from server.schema.dialects import in_own_names
 
 MAX_BODY_BYTES = 32 * 2**20
 """Far above any context that fits; a larger body is refused before it is held in memory."""
+
+logger = logging.getLogger("dalsegno.http")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -27,11 +31,13 @@ async def read_json_object(request: Request, max_bytes: int = MAX_BODY_BYTES) ->
         raise ApiError(415, message, code="unsupported_media_type")
     raw = await _read(request, max_bytes)
     try:
-        body = orjson.loads(raw)
+        body, replaced = load(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError(
             400, f"the body is not JSON at line {error.lineno}, column {error.colno}: {error.msg}", code="invalid_json"
         ) from None
+    if replaced:
+        logger.warning("request %s: %d lone surrogates are no text; U+FFFD stands for each", _id(request), replaced)
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return body
@@ -50,6 +56,10 @@ def parse_request(schema: type[Model], body: dict[str, Any]) -> Model:
     """The same for a body whose fields may be those of other servers."""
     fields, sent_as = in_own_names(schema, body)
     return parse(schema, fields, sent_as)
+
+
+def _id(request: Request) -> str:
+    return str(request.scope.get("state", {}).get("request_id", "without an id"))
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -152,7 +152,7 @@ def _refused(choice: random.Random, seed: int, number: int) -> Session:
         {"messages": []},
         {"messages": [_user(choice, 3000, 3000)]},
         {"messages": messages, "tools": [tool]},
-        {"messages": [{"role": "tool", "tool_call_id": "x", "content": "3"}]},
+        {"messages": [{"role": "user", "content": None}]},
     ]
     yield Ask(CHAT, choice.choice(bad), is_refused=True)
 

@@ -34,6 +34,7 @@ _PROBES: tuple[list[dict[str, Any]], ...] = (
     ],
 )
 """Conversations that show which tokens a template writes."""
+_PROBE_TEXT = "\N{FULL BLOCK}"
 
 
 class ChatTemplate:
@@ -117,6 +118,27 @@ class ChatTemplate:
         `variables` are the template's, e.g. {"enable_thinking": False}. Raises ChatTemplateError with the line and
         what the template said.
         """
+        is_wrapped = any(_has_text_arguments(message) for message in messages) and not self._takes_text_arguments
+        messages = [_with_wrapped_arguments(message) for message in messages] if is_wrapped else messages
+        return (yield from self._write(messages, tools, add_generation_prompt, variables or {}))
+
+    @cached_property
+    def _takes_text_arguments(self) -> bool:
+        """Whether it writes the arguments of a tool call also where they are text and no object."""
+        called = {"id": "b", "type": "function", "function": {"name": "c", "arguments": _PROBE_TEXT}}
+        asked, answered = {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [called]}
+        try:
+            return _PROBE_TEXT in in_one_go(self._write([asked, answered], None, False, {}))
+        except ChatTemplateError:
+            return False
+
+    def _write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> Slices[str]:
         name = _TOOL_USE_NAME if tools and _TOOL_USE_NAME in self._templates else _DEFAULT_NAME
         template = self._templates.get(name) or next(iter(self._templates.values()))
         watch = self._limits.start()
@@ -124,7 +146,7 @@ class ChatTemplate:
         try:
             context = {
                 **self._special_tokens,
-                **only_text(variables or {}),
+                **only_text(variables),
                 "messages": [only_text(_with_plain_content(message)) for message in messages],
                 "tools": only_text(list(tools)) if tools else None,
                 "documents": None,
@@ -174,6 +196,23 @@ def _compile(environment: jinja2.Environment, name: str, source: str) -> jinja2.
         raise ChatTemplateError(
             f"the chat template {name!r} is broken at line {error.lineno}: {error.message}"
         ) from error
+
+
+def _has_text_arguments(message: Mapping[str, Any]) -> bool:
+    return any(isinstance(call["function"].get("arguments"), str) for call in message.get("tool_calls") or ())
+
+
+def _with_wrapped_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Text where a template takes objects only: the one argument of a call, so that what the model wrote is there."""
+    if not _has_text_arguments(message):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        if isinstance(function.get("arguments"), str):
+            call = {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
+        calls.append(call)
+    return {**message, "tool_calls": calls}
 
 
 def _with_plain_content(message: Mapping[str, Any]) -> dict[str, Any]:

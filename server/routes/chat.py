@@ -8,10 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from engine.engine import Engine
+from engine.text.slices import Slices
 from engine.text.tokenizer import Tokenizer
 from server.answers import PublicReason, identity, public_reason, respond
 from server.body import parse_request, read_json_object
-from server.chat import Piece, new_answer_id, pieces, render_prompt
+from server.chat import Piece, Prompt, new_answer_id, pieces, render_prompt
 from server.choices import submit_all
 from server.daemon import Daemon
 from server.leaving import unless_client_leaves
@@ -38,9 +40,7 @@ async def create_chat_completion(request: Request) -> Response:
     wanted = parse_request(ChatCompletionRequest, await read_json_object(request))
     daemon.check_model(wanted.model)
     sampling = daemon.sampling_defaults.for_request(wanted)
-    messages, tools = wanted.messages_for_template(), wanted.tools_for_template()
-    work = render_prompt(engine, messages, wanted.template_variables, tools)
-    prompt = await unless_client_leaves(request, daemon.text_pool.run(work))
+    prompt = await unless_client_leaves(request, daemon.text_pool.run(_prompt_of(engine, wanted)))
     answer_id = new_answer_id("chatcmpl")
     namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
     generations = await submit_all(
@@ -51,6 +51,12 @@ async def create_chat_completion(request: Request) -> Response:
         for generation, watch in zip(generations, daemon.watch(request.scope, generations), strict=True)
     ]
     return await respond(request, wanted, answers, _ChatWriter(answer_id, daemon.model_id, engine.tokenizer))
+
+
+def _prompt_of(engine: Engine, wanted: ChatCompletionRequest) -> Slices[Prompt]:
+    messages, tools = wanted.messages_for_template(), wanted.tools_for_template()
+    yield
+    return (yield from render_prompt(engine, messages, wanted.template_variables, tools))
 
 
 class _ChatWriter:

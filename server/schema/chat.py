@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from server.schema.base import AnswerModel, RequestModel
 from server.schema.logprobs import ChatLogprobs
-from server.schema.messages import ChatMessage, Tool, check_tool_order
+from server.schema.messages import ChatMessage, Tool
 from server.schema.numbers import Integer, TokenLimit
 from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest
 from server.schema.usage import Reuse, TimingsBody, UsageBody
@@ -40,8 +40,6 @@ class Conversation(RequestModel):
     )
 
     def messages_for_template(self) -> list[dict[str, Any]]:
-        """Raises ApiError (400) when tool messages are out of order."""
-        check_tool_order(self.messages)
         return [message.for_template() for message in self.messages]
 
     def tools_for_template(self) -> list[dict[str, Any]] | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -15,10 +13,11 @@ from pydantic import (
     Tag,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from server.errors import ApiError
+from server.exact_json import load_object
 from server.schema.base import RequestModel
 
 _LATER_PARTS = (
@@ -30,14 +29,11 @@ _LATER_PARTS = (
     "file",
     "input_file",
     "video_url",
-    "refusal",
 )
-
-
-def _check_role(role: Any) -> Any:
-    if role == "function":
-        raise PydanticCustomError("unsupported", "messages of role function are not supported; send role tool")
-    return role
+_MAY_SAY_NOTHING = (None, "assistant", "tool", "function")
+"""Without a role the error is about the role."""
+_OLDER_ROLES = {"developer": "system", "function": "tool"}
+"""As chat templates know them."""
 
 
 def _check_part_type(kind: Any) -> Any:
@@ -46,17 +42,14 @@ def _check_part_type(kind: Any) -> Any:
     return kind
 
 
-def _check_arguments(arguments: str) -> str:
-    if arguments and not isinstance(_json_or_none(arguments), dict):
-        raise PydanticCustomError("arguments", "the arguments must be the text of a JSON object")
-    return arguments
-
-
-def _json_or_none(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
+def _as_arguments(arguments: Any) -> str | dict[str, Any]:
+    """What a model wrote is passed on, whatever it is: as an object where it is one, else as its text."""
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        found = load_object(arguments)
+        return arguments if found is None else found
+    return arguments if isinstance(arguments, dict) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _content_kind(content: Any) -> str | None:
@@ -66,10 +59,21 @@ def _content_kind(content: Any) -> str | None:
 
 
 class TextPart(RequestModel):
-    """A part of a message."""
+    """A part of a message: text, under any of its names."""
 
-    type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
-    text: str
+    type: Annotated[Literal["text", "input_text", "output_text", "refusal"], BeforeValidator(_check_part_type)]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> TextPart:
+        if self.type != "refusal" and "text" not in self.model_fields_set:
+            raise PydanticCustomError("missing", "a text part needs a text")
+        return self
+
+    @property
+    def words(self) -> str:
+        return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
 Content = Annotated[
@@ -83,23 +87,26 @@ Content = Annotated[
 
 
 class CalledFunction(RequestModel):
-    """What an assistant called. `arguments` is the text of a JSON object, or empty."""
+    """What an assistant called. `arguments` is the text of a JSON object; anything else is passed on as text."""
 
-    name: Annotated[str, Field(min_length=1)]
-    arguments: Annotated[str, AfterValidator(_check_arguments)] = ""
+    name: str
+    arguments: Any = ""
+
+    def for_template(self) -> dict[str, Any]:
+        """With the arguments as an object, as chat templates expect them."""
+        return {"name": self.name, "arguments": _as_arguments(self.arguments)}
 
 
 class ToolCall(RequestModel):
     """A call in an assistant's message."""
 
-    id: Annotated[str, Field(min_length=1)]
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = "function"
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """With the arguments as an object, as chat templates expect them."""
-        arguments = _json_or_none(self.function.arguments) or {}
-        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+        call: dict[str, Any] = {"type": "function", "function": self.function.for_template()}
+        return call if self.id is None else {"id": self.id} | call
 
 
 class FunctionDefinition(RequestModel):
@@ -120,11 +127,15 @@ class Tool(RequestModel):
 
 
 class ChatMessage(RequestModel):
-    """One message of a conversation. Only an assistant's message with tool calls may have no content."""
+    """One message of a conversation. What a model answered is taken back in whatever form: its message may have no
+    content, and a result need not have its call beside it."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_check_role)]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(None, description="another name of reasoning_content")
     tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = Field(None, description="the older form of a single tool call")
     tool_call_id: str | None = None
     # After the fields that say whether it may be missing.
     content: Annotated[Content | None, Field(validate_default=True)] = None
@@ -132,49 +143,25 @@ class ChatMessage(RequestModel):
     @field_validator("content")
     @classmethod
     def _check_content(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and not (info.data.get("role") == "assistant" and info.data.get("tool_calls")):
+        if content is None and info.data.get("role") not in _MAY_SAY_NOTHING:
             raise PydanticCustomError("content_missing", "Input should be a string or an array of text parts")
         return content
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: text parts joined, `developer` under its older name `system`."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        """The message as chat templates expect it: text parts joined, roles under their older names."""
+        content = self.content if isinstance(self.content, str) else "".join(part.words for part in self.content or ())
+        message: dict[str, Any] = {"role": _OLDER_ROLES.get(self.role, self.role), "content": content}
+        if self.name is not None:
+            message["name"] = self.name
         if self.role == "assistant":
-            if self.reasoning_content is not None:
-                message["reasoning_content"] = self.reasoning_content
-            if self.tool_calls:
-                message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+            reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+            if reasoning is not None:
+                message["reasoning_content"] = reasoning
+            calls = [call.for_template() for call in self.tool_calls or ()]
+            if self.function_call is not None and not calls:
+                calls = [{"type": "function", "function": self.function_call.for_template()}]
+            if calls:
+                message["tool_calls"] = calls
         if self.role == "tool" and self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
-
-
-def check_tool_order(messages: Sequence[ChatMessage]) -> None:
-    """Each tool message answers a call of the assistant's message before it, and each call is answered, once.
-
-    Raises ApiError (400) that names the message.
-    """
-    open_calls: list[str] = []
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if message.role == "tool":
-            if not open_calls:
-                raise _out_of_order(f"{where}.role", "a tool message must follow an assistant message with tool_calls")
-            if message.tool_call_id not in open_calls:
-                raise _out_of_order(f"{where}.tool_call_id", "it must be the id of a call that has no result yet")
-            open_calls.remove(message.tool_call_id)
-            continue
-        if open_calls:
-            raise _out_of_order(f"{where}.role", f"{len(open_calls)} tool calls before it have no tool message yet")
-        if message.tool_calls and message.role != "assistant":
-            raise _out_of_order(f"{where}.tool_calls", "only an assistant message can call tools")
-        open_calls = [call.id for call in message.tool_calls or ()]
-        if len(set(open_calls)) < len(open_calls):
-            raise _out_of_order(f"{where}.tool_calls", "two calls have the same id")
-    if open_calls:
-        raise _out_of_order("messages", f"{len(open_calls)} tool calls at the end have no tool message")
-
-
-def _out_of_order(param: str, message: str) -> ApiError:
-    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")

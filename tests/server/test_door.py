@@ -182,7 +182,6 @@ async def test_what_the_template_refuses_is_a_bad_request(client):
         (b'{"messages": NaN}', "application/json", 400, "invalid_json"),
         (b'{"temperature": 1e999}', "application/json", 400, "invalid_json"),
         (b'{"messages": "\xff"}', "application/json", 400, "invalid_json"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "application/json", 400, "invalid_json"),
         (b"[" * 5000, "application/json", 400, "invalid_json"),
         (b"{}", "text/plain", 415, "unsupported_media_type"),
         (b"{}", "application/json; charset=utf-8", 400, "invalid_value"),

@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from engine.catalog import resolve_model
 from engine.errors import ChatTemplateError
 from engine.text import chat_template, template_sandbox
 from engine.text.chat_template import ChatTemplate
@@ -138,3 +139,36 @@ def test_a_template_of_the_wrong_type_is_refused(tmp_path, broken):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": broken}))
     with pytest.raises(ChatTemplateError, match=r"chat.template"):
         ChatTemplate.load(tmp_path)
+
+
+def called(arguments):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ PART }}]{% endfor %}{% endfor %}"
+OBJECTS_ONLY = "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+EITHER = "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"
+IN_SILENCE = "{% if c.function.arguments is mapping %}" + OBJECTS_ONLY + "{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [(OBJECTS_ONLY, '[arguments={"x": ]'), (EITHER, '[{"x": ]'), (IN_SILENCE, '[arguments={"x": ]')],
+)
+def test_arguments_that_are_text_are_written_by_every_template(part, expected):
+    written = template(CALLS.replace("{{ PART }}", part))
+    assert written.render(called('{"x": ')) == expected
+    assert "x" in written.render(called({"x": 1}))
+
+
+def test_arguments_that_are_text_are_written_by_the_bundled_template():
+    bundled = ChatTemplate.load(resolve_model("demo"))
+    assert '<function=f>\n<parameter=arguments>\n{"x": \n</parameter>\n' in bundled.render(called('{"x": '))
+
+
+def test_an_integer_beyond_64_bits_is_written_whole():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**30}}}
+    bundled = ChatTemplate.load(resolve_model("demo"))
+    assert '"maximum": 1000000000000000000000000000000}' in bundled.render(USER, tools=[tool])
+    assert "\n-18446744073709551617\n" in bundled.render(called({"x": -(2**64) - 1}))
