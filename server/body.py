@@ -29,6 +29,11 @@ async def read_json_object(request: Request, max_bytes: int = MAX_BODY_BYTES) ->
         # Without one it may be a page's in a browser, which may send this type to nobody but its own origin.
         message = "the body must be JSON and say so: send content-type: application/json (curl: --json, or -H)"
         raise ApiError(415, message, code="unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        # What a few bytes unpack to has no bound.
+        message = "a compressed body is not read; send it as it is, without content-encoding"
+        headers = {"accept-encoding": "identity"}
+        raise ApiError(415, message, code="unsupported_media_type", headers=headers)
     raw = await _read(request, max_bytes)
     try:
         body, replaced = load(raw)

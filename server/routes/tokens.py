@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from engine.engine import Engine
+from engine.errors import RequestError
 from engine.text.slices import Slices
 from engine.text.tokenizer import Tokenizer
 from server.body import parse, parse_request, read_json_object
@@ -76,5 +77,9 @@ def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -
 
 
 def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> Slices[str]:
+    """Raises RequestError for an id that is no token's: the text would lack it in silence."""
     yield
+    for place, token_id in enumerate(token_ids):
+        if tokenizer.token_of(token_id) is None:
+            raise RequestError(f"tokens[{place}] is {token_id}, which is the id of no token", param=f"tokens[{place}]")
     return tokenizer.decode(token_ids, skip_special_tokens=False)

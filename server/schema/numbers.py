@@ -15,7 +15,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _all_whole(values: Any) -> Any:
+def all_whole(values: Any) -> Any:
+    """A list whose integers may be written as floats; quick for one that has none."""
     if isinstance(values, list) and float in set(map(type, values)):
         return [_whole(value) for value in values]
     return values
@@ -34,4 +35,4 @@ TokenLimit = Annotated[
     WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}}),
 ]
 """The longest answer; -1: as long as the context allows."""
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_all_whole)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(all_whole)]

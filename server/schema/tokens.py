@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from server.schema.base import AnswerModel, RequestModel
 from server.schema.chat import Conversation
+from server.schema.numbers import all_whole
 
 
 class TokenizeTextRequest(RequestModel):
@@ -41,7 +42,7 @@ class DetokenizeRequest(RequestModel):
     """Tokens."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**32)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], BeforeValidator(all_whole)]
 
 
 class DetokenizeAnswer(AnswerModel):

@@ -1,6 +1,7 @@
 """The HTTP application on a real engine: what it answers, and how it refuses."""
 
 import asyncio
+import gzip
 import itertools
 import json
 import string
@@ -191,6 +192,19 @@ async def test_what_the_template_refuses_is_a_bad_request(client):
 async def test_a_body_that_cannot_be_read(client, content, content_type, status, code):
     response = await client.post(CHAT, content=content, headers={"content-type": content_type})
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize", "/detokenize", "/admin/cache/reset"])
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
+async def test_a_compressed_body_is_refused_unread_with_what_to_do(client, path, encoding):
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    response = await client.post(path, content=gzip.compress(b"{}"), headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (415, "unsupported_media_type")
+    assert "without content-encoding" in error["message"]
+    assert response.headers["accept-encoding"] == "identity"
+    plain = headers | {"content-encoding": "identity"}
+    assert (await client.post(path, content=b"[", headers=plain)).json()["error"]["code"] == "invalid_json"
 
 
 async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(client):

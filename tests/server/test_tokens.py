@@ -44,3 +44,14 @@ async def test_a_conversation_has_the_tokens_that_an_answer_would_be_charged_for
 async def test_a_wrong_field_is_named(client, path, body, status, param):
     response = await client.post(path, json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize("unknown", [299, 65_000, 2**32 - 1])
+async def test_an_id_that_is_no_tokens_is_refused_by_its_place(client, unknown):
+    response = await client.post("/detokenize", json={"tokens": [2, unknown]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tokens[1]")
+
+
+async def test_ids_may_be_written_as_integral_floats(client):
+    assert (await client.post("/detokenize", json={"tokens": [2.0]})).json() == {"prompt": "<|im_end|>"}
+    assert (await client.post("/detokenize", json={"tokens": [2.5]})).status_code == 400
