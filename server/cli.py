@@ -14,6 +14,7 @@ from server.commands.foreign_flags import HINTS
 from server.configuration import ConfigurationError
 from server.exit_codes import ExitCode, exit_code_of
 from server.listener import PortTakenError
+from server.process_end import end_process
 from server.settings import NOT_BUILT_FLAGS
 from server.stdio import occupy_descriptors, silence_output
 from server.version import package_version
@@ -60,7 +61,10 @@ app.command("config")(config.config)
 def main() -> None:
     """The entry point; ends the process with one of ExitCode."""
     occupy_descriptors()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if "torch" in sys.modules:
+        end_process(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

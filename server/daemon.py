@@ -30,9 +30,6 @@ from server.settings import Auto, Settings
 from server.text_pool import TextPool
 from server.version import package_version
 
-DRAIN_LIMIT_SECONDS = 25.0
-"""How long running requests may take to finish after SIGTERM; Kubernetes kills after 30."""
-
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions")
 """Whose requests are events."""
 
@@ -76,7 +73,7 @@ class Daemon:
         self._watching: asyncio.Task[None] | None = None
         self.text_pool = TextPool()
         self._tries_next_at = 0.0
-        self.isolation = Isolation(is_by_key=settings.cache.cache_isolation == "key")
+        self.isolation = Isolation(is_by_key=settings.isolates_keys)
         self._engine: Engine | None = None
 
     async def start(self) -> Engine:
@@ -174,7 +171,7 @@ class Daemon:
         if self.phase is Phase.DRAINING:
             self.phase = Phase.SERVING
 
-    async def drain(self, limit_seconds: float = DRAIN_LIMIT_SECONDS) -> bool:
+    async def drain(self, limit_seconds: float | None = None) -> bool:
         """Take no more requests, for good; wait for the running ones. False when the limit came first."""
         self.phase = Phase.ENDING
         return True if self._engine is None else await self._engine.drain(limit_seconds)

@@ -15,16 +15,17 @@ import uvicorn
 
 from engine.engine import Engine
 from server.app import create_app
-from server.daemon import DRAIN_LIMIT_SECONDS, Daemon
+from server.daemon import Daemon
 from server.drill import NO_DRILL, FireDrill
 from server.listener import url_of
-from server.settings import ServerSettings, Settings
+from server.process_end import EndLimit
+from server.settings import Settings
 from server.stdio import announce
 from server.trust import is_loopback
 from server.version import package_version
 
-_CLOSING_SECONDS = 5
-"""How long connections may take to carry off the last bytes, once nothing runs any more."""
+_CLOSING_SHARE = 0.2
+"""Of the time to end in, what is left for the last step and for connections to carry off the last bytes."""
 
 logger = logging.getLogger("dalsegno.server")
 
@@ -48,22 +49,24 @@ def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = N
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_CLOSING_SECONDS,
+        timeout_graceful_shutdown=max(int(settings.server.drain_timeout_s * _CLOSING_SHARE / 2), 1),
     )
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_serve(_Server(config), app.state.daemon, listener))
+    limit = EndLimit(settings.server.drain_timeout_s)
+    with limit.lifted_behind(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(_Server(config), app.state.daemon, listener, limit))
 
 
-async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket) -> None:
+async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket, limit: EndLimit) -> None:
     asked_to_stop, hurried = _catch_signals()
     daemon.url = url_of(listener)
-    warn_of_open_door(daemon.settings.server, listener.getsockname())
+    warn_of_open_door(daemon.settings, listener.getsockname())
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.reopen_logs)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     reason = "error"
     try:
         if await _start(daemon, asked_to_stop, url_of(listener)):
             await _until(serving, asked_to_stop)
+            limit.begin()
             await _drain(daemon, hurried)
         reason = "signal"
     finally:
@@ -72,10 +75,12 @@ async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket
         await serving
 
 
-def warn_of_open_door(settings: ServerSettings, address: tuple[str, int]) -> None:
-    """Whoever listens to a network without a key is to know it."""
-    if not settings.api_keys and not is_loopback(address[:2]):
+def warn_of_open_door(settings: Settings, address: tuple[str, int]) -> None:
+    """Whoever lets in a network without a key, or lets keys learn of each other, is to know it."""
+    if not settings.server.api_keys and not is_loopback(address[:2]):
         logger.warning("no key is asked for: everybody who reaches %s may use the model (--api-key)", address[0])
+    if settings.has_several_keys and not settings.isolates_keys:
+        logger.warning("the holder of one key can find out what another's sent: --cache-isolation is shared")
 
 
 async def _start(daemon: Daemon, asked_to_stop: asyncio.Event, url: str) -> bool:
@@ -92,14 +97,15 @@ async def _start(daemon: Daemon, asked_to_stop: asyncio.Event, url: str) -> bool
 
 
 async def _drain(daemon: Daemon, hurried: asyncio.Event) -> None:
-    logger.info("draining: no new requests; running ones may take %.0f s", DRAIN_LIMIT_SECONDS)
-    draining = asyncio.create_task(daemon.drain())
+    seconds = daemon.settings.server.drain_timeout_s * (1 - _CLOSING_SHARE)
+    logger.info("draining: no new requests; running ones may take %g s", seconds)
+    draining = asyncio.create_task(daemon.drain(seconds))
     await _until(draining, hurried)
     if not draining.done():
         draining.cancel()
         logger.warning("a second signal: running requests end now")
     elif not draining.result():
-        logger.warning("the limit of %.0f s is over: running requests end now", DRAIN_LIMIT_SECONDS)
+        logger.warning("%g s are over: running requests end now", seconds)
 
 
 def start_up_line(daemon: Daemon, engine: Engine, url: str, seconds: float) -> str:

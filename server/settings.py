@@ -71,6 +71,11 @@ class ServerSettings(Section):
         "names by which clients without a key may ask for this daemon, beside its own and its addresses; *: any",
         "one or more host names, or *",
     )
+    drain_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
+        25.0,
+        "seconds that the daemon takes to end at most, after SIGTERM, while requests run; at once when none does",
+        "a number of seconds above 0",
+    )
 
 
 class EngineSettings(Section):
@@ -172,8 +177,11 @@ class CacheSettings(Section):
         flag="--no-prefix-reuse",
         aliases=("--no-enable-prefix-caching", "--disable-radix-cache"),
     )
-    cache_isolation: Literal["shared", "key"] = _key(
-        "shared", "who shares what is remembered: all clients, or those with the same API key", "shared or key"
+    cache_isolation: Literal["auto", "shared", "key"] = _key(
+        "auto",
+        "who shares what is remembered: all clients, or those with the same API key; auto: key where there are two "
+        "keys or more",
+        "auto, shared or key",
     )
     self_heal: bool = _key(
         True, "give back what an audit finds that nobody holds", "true or false", flag="--no-self-heal"
@@ -207,6 +215,17 @@ class Settings(Section):
     engine: EngineSettings = Field(default_factory=EngineSettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     ops: OpsSettings = Field(default_factory=OpsSettings)
+
+    @property
+    def has_several_keys(self) -> bool:
+        """Whether there are clients that can be told apart."""
+        return len(set(self.server.api_keys)) > 1
+
+    @property
+    def isolates_keys(self) -> bool:
+        """Whether what is remembered is shared by the holders of one API key only."""
+        isolation = self.cache.cache_isolation
+        return self.has_several_keys if isolation == "auto" else isolation == "key"
 
 
 NOT_BUILT_KEYS = frozenset(

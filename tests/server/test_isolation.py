@@ -9,7 +9,7 @@ from server.app import create_app
 from server.configuration import ConfigurationError, resolve
 from server.isolation import Isolation
 from server.schema.sampling import MAX_SALT_CHARACTERS
-from server.settings import ServerSettings
+from server.settings import ServerSettings, Settings
 from tests.server.conftest import client_of
 
 CHAT = {"messages": [{"role": "user", "content": "Count the ships in the harbour, please. " * 4}], "max_tokens": 1}
@@ -62,7 +62,7 @@ async def test_no_salt_may_be_said_aloud(client, path):
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-@pytest.fixture(params=["shared", "key"])
+@pytest.fixture(params=["shared", "auto"])
 async def keyed(request, settings):
     """A client of a daemon with two keys, and whether these are kept apart."""
     server = settings.server.model_copy(update=ServerSettings(api_keys=KEYS).model_dump(include={"api_keys"}))
@@ -70,7 +70,7 @@ async def keyed(request, settings):
     app = create_app(settings.model_copy(update={"server": server, "cache": cache}))
     await app.state.daemon.start()
     async with client_of(app) as client:
-        yield client, request.param == "key"
+        yield client, request.param == "auto"
     await app.state.daemon.stop()
 
 
@@ -101,6 +101,23 @@ def test_a_namespace_does_not_give_its_salt_away():
     names = {Isolation(is_by_key=True).namespace(scope(1), salt) for _ in range(3)}
     assert len(names) == 3, "each process has a secret of its own, so that nobody can try salts"
     assert all(salt not in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("keys", "isolation", "is_apart"),
+    [
+        ((), "auto", False),
+        (("a",), "auto", False),
+        (("a", "a"), "auto", False),
+        (("a", "b"), "auto", True),
+        (("a", "b"), "shared", False),
+        (("a",), "key", True),
+    ],
+)
+def test_two_keys_are_kept_apart_by_default(keys, isolation, is_apart):
+    given = {"server.api_keys": list(keys), "cache.cache_isolation": isolation}
+    assert resolve(given, environ={}).settings.isolates_keys is is_apart
+    assert Settings().cache.cache_isolation == "auto"
 
 
 def test_keys_that_do_not_exist_cannot_be_kept_apart():

@@ -1,19 +1,35 @@
 """The life of the daemon in this process."""
 
+import asyncio
 import os
+import queue
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 from pydantic import SecretStr
 
+from engine.errors import EngineUnavailableError
+from engine.request import GenerationRequest, SamplingParams
 from server.cli import run
 from server.daemon import Daemon
+from server.process_end import EndLimit
 from server.runner import warn_of_open_door
-from server.settings import ServerSettings, Settings
+from server.settings import CacheSettings, ServerSettings, Settings
 from server.stdio import announce
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("quiet_logging")
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch):
+    """Is set with the exit code where the process would have been ended by its limit."""
+    codes = queue.SimpleQueue()
+    monkeypatch.setattr("server.process_end.end_process", codes.put)
+    return codes
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -47,6 +63,57 @@ def test_the_start_up_line_says_where_what_and_how_much(monkeypatch, capsys, tin
     assert "; 5 conversations of 512 tokens fit on the device, 9 in host memory; ready after" in printed
 
 
+def test_what_runs_longer_than_it_may_ends_with_an_error_and_the_daemon_in_order(monkeypatch, caplog, tiny_model):
+    told = []
+
+    async def attached(daemon, engine):
+        await attach(daemon, engine)
+        params = SamplingParams(max_tokens=1_000_000, ignore_eos=True)
+        running = engine.submit(GenerationRequest("endless", (5, 6), params))
+        await anext(running)
+        told.append(asyncio.create_task(last_error(running)))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def last_error(running):
+        with pytest.raises(EngineUnavailableError):
+            async for _ in running:
+                pass
+        return "stopped"
+
+    attach = Daemon.attach
+    monkeypatch.setattr(Daemon, "attach", attached)
+    flags = ["--max-context", "60000", "--kv-cache-mib", "64", "--host-cache-mib", "0", "--drain-timeout-s", "0.1"]
+    assert run(["serve", str(tiny_model), "--port", "0", *flags]) == 0
+    assert told[0].result() == "stopped"
+
+
+def test_a_process_that_something_holds_ends_by_its_limit(ended, caplog):
+    limit = EndLimit(0.01)
+    with limit.lifted_behind():
+        for _ in range(2):
+            limit.begin()
+        assert ended.get(timeout=PATIENCE_SECONDS) == 1
+    assert "something still holds the process" in caplog.text
+
+
+def test_a_process_that_ended_in_order_is_left_alone(ended):
+    limit = EndLimit(0.2)
+    with limit.lifted_behind():
+        limit.begin()
+    limit._timer.join()
+    assert ended.empty()
+
+
+def test_the_process_ends_without_taking_torch_apart():
+    program = (
+        "import atexit, sys; sys.modules['torch'] = sys; atexit.register(print, 'taken apart');"
+        "from server.cli import main; sys.argv[1:] = ['--version']; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("dalsegno ")
+    assert "taken apart" not in result.stdout
+
+
 def test_a_hangup_without_a_log_file_is_told_and_changes_nothing(caplog):
     with caplog.at_level("INFO", "dalsegno.server"):
         Daemon(Settings()).reopen_logs()
@@ -75,5 +142,15 @@ def test_output_that_nobody_reads_is_told_in_the_log(monkeypatch, caplog):
     ],
 )
 def test_a_network_that_is_let_in_without_a_key_is_told_of(caplog, keys, address, is_told):
-    warn_of_open_door(ServerSettings(api_keys=keys), address)
+    warn_of_open_door(Settings(server=ServerSettings(api_keys=keys)), address)
     assert ("--api-key" in caplog.text) is is_told
+
+
+@pytest.mark.parametrize(
+    ("keys", "isolation", "is_told"),
+    [("ab", "shared", True), ("ab", "auto", False), ("ab", "key", False), ("a", "shared", False)],
+)
+def test_keys_that_learn_of_each_other_are_told_of(caplog, keys, isolation, is_told):
+    server = ServerSettings(api_keys=tuple(map(SecretStr, keys)))
+    warn_of_open_door(Settings(server=server, cache=CacheSettings(cache_isolation=isolation)), ("127.0.0.1", 8000))
+    assert ("--cache-isolation" in caplog.text) is is_told
