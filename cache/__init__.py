@@ -18,6 +18,7 @@ from cache.ledger import AuditReport, audit, check, heal
 from cache.matching import Known
 from cache.pools import Holder, Lease, Pool, PoolCounts, PoolExhaustedError, UnitState
 from cache.stats import CacheStats
+from cache.tree import shared_tokens
 from cache.types import (
     ROOT_PATH,
     CacheOptions,
@@ -70,5 +71,6 @@ __all__ = [
     "heal",
     "host_state_counts",
     "oldest_entry_seconds",
+    "shared_tokens",
     "take_census",
 ]

@@ -66,11 +66,8 @@ class ContextCache:
     # -- a request's way in
 
     def match(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
-        """Find and pin the prefix from which the prompt is computed soonest; at least one token is always left to
-        compute.
-
-        Raises ValueError when the request holds a match or a lease already.
-        """
+        """Find and pin the prefix from which the prompt is computed soonest; one token at least is left to compute.
+        Raises ValueError when the request holds a match or a lease already."""
         return self._open_match(request_id, namespace, tokens, self._find(namespace, tokens))
 
     def miss(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
@@ -184,8 +181,7 @@ class ContextCache:
             lease.pinned = None
 
     def grow(self, lease: RequestLease, total_tokens: int) -> bool:
-        """Make room for `total_tokens` tokens in all. False, with nothing taken, when running requests hold too
-        much."""
+        """Make room for so many tokens in all. False, with nothing taken, when running requests hold too much."""
         missing = self.options.pages_of(total_tokens) - len(lease.pages)
         if missing <= 0:
             return True
@@ -213,11 +209,11 @@ class ContextCache:
             if reason is SkipReason.ALREADY_CACHED:
                 self.retention.again(lease, lease.tokens[: frontier.tokens])
             if reason.is_loss and frontier.kind is not CheckpointKind.PRIVATE_LONG_ANCHOR:
-                tokens = lease.tokens[: frontier.tokens]
-                self.retention.miss_out(lease, tokens, frontier.kind, LossReason.PUBLISH_SKIPPED)
+                self.retention.miss_out(
+                    lease, lease.tokens[: frontier.tokens], frontier.kind, LossReason.PUBLISH_SKIPPED
+                )
             return reason
-        ticket = CaptureTicket(lease, frontier, slot)
-        lease.tickets.append(ticket)
+        lease.tickets.append(ticket := CaptureTicket(lease, frontier, slot))
         return ticket
 
     def publish(self, ticket: CaptureTicket, now: float) -> None:
@@ -277,8 +273,7 @@ class ContextCache:
 
     def pending_frontier(self, namespace: str, tokens: Tokens) -> int:
         """The longest prefix of `tokens` that a running request is about to publish; 0 for none."""
-        others = (lease for lease in self._leases.values() if lease.namespace == namespace)
-        return max((lease.about_to_publish(tokens) for lease in others), default=0)
+        return max((lease.about_to_publish(tokens) for lease in self._running(namespace)), default=0)
 
     def report(self, match: Match, wanted: Sequence[Frontier]) -> ReuseReport:
         """What the request reuses and why the rest, up to its own last frontier, is computed."""
@@ -303,10 +298,14 @@ class ContextCache:
     def _find(self, namespace: str, tokens: Tokens) -> Found:
         tree = self.tiers.ghosts.trees.get(namespace)
         limit = len(tokens) - 1
-        if tree is None or limit < 1 or not self.options.prefix_reuse:
+        if limit < 1 or not self.options.prefix_reuse:
             return Found()
         find = find_checkpoint if self.options.has_state else find_pages
-        return find(tree, tokens, limit, self.options, self.costs)
+        found = Found() if tree is None else find(tree, tokens, limit, self.options, self.costs)
+        return found.parting_at(max((each.parting_tokens(tokens) for each in self._running(namespace)), default=0))
+
+    def _running(self, namespace: str) -> Iterable[RequestLease]:
+        return (lease for lease in self._leases.values() if lease.namespace == namespace)
 
     def _open_match(self, request_id: str, namespace: str, tokens: Tokens, found: Found) -> Match:
         if request_id in self._matches or request_id in self._leases:

@@ -9,7 +9,7 @@ from cache.checkpoints import Checkpoint
 from cache.matching import Known
 from cache.pools import Holder, Lease
 from cache.replicas import Replica
-from cache.tree import Tokens
+from cache.tree import Tokens, shared_tokens
 from cache.types import Copy, CopyObject, Frontier, ReuseReport, Tier, UnitHandle
 
 
@@ -99,6 +99,12 @@ class RequestLease:
             if best < size < len(tokens) and self.tokens[size - 1] == tokens[size - 1]:
                 best = size if self.tokens[:size] == tokens[:size] else best
         return best
+
+    def parting_tokens(self, tokens: Tokens) -> int:
+        """How many leading tokens its prompt shares with `tokens`, where both go on otherwise; 0 for none. In a burst
+        nothing else is known yet."""
+        shared = shared_tokens(self.tokens, tokens)
+        return shared if shared < min(len(self.tokens), len(tokens)) else 0
 
     @property
     def is_restoring(self) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache.checkpoints import Checkpoint
 from cache.costs import Costs
 from cache.replicas import Replica
 from cache.tree import Node, PrefixTree, Tokens
 from cache.types import ROOT_PATH, CacheOptions, CheckpointKind, LossReason, Tier
+
+_TURN = CheckpointKind.PRIVATE_TURN_CLOSURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +20,19 @@ class Known:
 
     tree: PrefixTree | None = None
     tokens: int = 0
-    """Leading tokens that were computed before; whole pages, or up to a frontier."""
+    """Leading tokens that were computed before."""
+    branch_tokens: int = 0
+    """Where the prompt leaves a way, known or just being computed, that goes on otherwise; 0 where there is none."""
     nodes: tuple[Node, ...] = ()
     """The walked path from the root, ghosts included."""
     achievable_tokens: int = 0
     """The longest prefix that could be resumed if nothing had been lost."""
+    promised_tokens: int = 0
+    """The same, without what was lost and is no turn: who computes the way to that anew may mark it anew."""
     lost: Checkpoint | None = None
     """The lost checkpoint there, if it is one that was lost."""
     reason: LossReason = LossReason.EVICTED_KV
     """Why less than the achievable can be resumed."""
-
-    @property
-    def branch_tokens(self) -> int:
-        """Where the prompt leaves a way that goes on otherwise; 0 where what is known ends there, or nothing is."""
-        return self.tokens if self.nodes and self.nodes[-1].children else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,12 @@ class Found:
     checkpoint: Checkpoint | None = None
     known: Known = Known()
 
+    def parting_at(self, tokens: int) -> Found:
+        """The same, where the prompt leaves a way there that is just being computed, unless it leaves one later."""
+        if tokens <= self.known.branch_tokens:
+            return self
+        return replace(self, known=replace(self.known, branch_tokens=tokens))
+
 
 def find_checkpoint(tree: PrefixTree, tokens: Tokens, limit_tokens: int, options: CacheOptions, costs: Costs) -> Found:
     """For a model with recurrent states: the checkpoint from which the prompt is computed soonest, as a rule the
@@ -54,11 +61,15 @@ def find_checkpoint(tree: PrefixTree, tokens: Tokens, limit_tokens: int, options
     on_path = list(tree.checkpoints_on(nodes, tokens, limit_tokens))
     live = [checkpoint for checkpoint in on_path if checkpoint.loss is None]
     best = _soonest(live, len(tokens), options, costs)
+    departure_tokens, key = tree.departure(nodes[-1], tokens, limit_tokens)
+    leaves = key is not None and departure_tokens - nodes[-1].depth * tree.page_size < len(key)
     known = Known(
         tree=tree,
-        tokens=max([nodes[-1].depth * tree.page_size, *(c.frontier_tokens for c in on_path[:1])]),
+        tokens=departure_tokens,
+        branch_tokens=departure_tokens if leaves else 0,
         nodes=tuple(nodes),
         achievable_tokens=on_path[0].frontier_tokens if on_path else 0,
+        promised_tokens=next((c.frontier_tokens for c in on_path if c.loss is None or c.kind is _TURN), 0),
         lost=on_path[0] if on_path and on_path[0].loss is not None else None,
         reason=(on_path[0].loss or LossReason.STRUCTURAL) if on_path else LossReason.STRUCTURAL,
     )

@@ -70,6 +70,8 @@ class Retention:
         if checkpoint not in tiers.store:
             tiers.store.rates.arrived(checkpoint)
         tiers.store.add(checkpoint)
+        if kind.is_shared:
+            tiers.refresh_below(checkpoint)
         if Fault.DROP_STATE in tiers.faults and checkpoint.slot is not None and checkpoint.pins == 0:
             tiers.drop_slot(checkpoint)
         tiers.ghosts.trim()
@@ -149,7 +151,8 @@ class Retention:
         tail = tokens[node.depth * tree.page_size :]
         number = self._tiers.store.next_number()
         checkpoint = Checkpoint(number=number, namespace=namespace, tree=tree, node=node, tail=tail, kind=kind)
-        checkpoint.lines = 1 if kind.is_shared and node.goes_on_behind(tail) else 0
+        is_fork = kind is CheckpointKind.SHARED_BRANCH or (kind.is_shared and node.goes_on_behind(tail))
+        checkpoint.lines = 1 if is_fork else 0
         tree.attach(node, tail, checkpoint)
         ancestors = self._ancestors(checkpoint, tokens)
         before = next((c for c in ancestors if not c.kind.is_shared), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 
 from cache.checkpoints import Checkpoint, CheckpointStore, Line
 from cache.faults import Fault, Faults
@@ -14,6 +15,8 @@ from cache.types import CacheOptions, CheckpointKind, LossReason, Tier
 
 _REFRESHES = 4
 """How often a victim is looked for again because it turned out to be worth more than it was."""
+
+_MOST_NODES_BELOW = 4096
 
 Order = tuple[bool, float, int]
 
@@ -116,6 +119,19 @@ class Tiers:
         checkpoint.benefit_tokens = benefit
         self.store.place(checkpoint)
         return True
+
+    def refresh_below(self, checkpoint: Checkpoint) -> None:
+        """It came: the next ones on each way that goes on from it save so much less, and are not to drive it out."""
+        size = len(checkpoint.tail)
+        nodes = [child for key, child in checkpoint.node.children.items() if key[:size] == checkpoint.tail]
+        found = [c for tail, c in checkpoint.node.checkpoints.items() if tail[:size] == checkpoint.tail]
+        for node in islice(nodes, _MOST_NODES_BELOW):  # Grows as it goes.
+            found += node.checkpoints.values()
+            if all(c.is_superseded or not c.is_live for c in node.checkpoints.values()):
+                nodes += node.children.values()
+        for each in found:
+            if each is not checkpoint and each in self.store:
+                self.refresh(each)
 
     @staticmethod
     def surviving_ancestor_tokens(checkpoint: Checkpoint) -> int:

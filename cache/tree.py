@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 
 
+def shared_tokens(one: Tokens, other: Tokens) -> int:
+    """How many leading tokens are equal, by halving: comparing slices is quick."""
+    if one[:1] != other[:1]:
+        return 0
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 class Node:
     """A full page below its parent; the root has no page. Mutable: only the engine loop's task may touch it.
 

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from cache import CheckpointKind, Frontier, Known
+from dataclasses import dataclass
+
+from cache import CacheOptions, CheckpointKind, Frontier, Known
 from engine.request import GenerationRequest
 
-MAX_ANCHORS = 4
+_MAX_ANCHORS = 4
 _CHUNKS_PER_ANCHOR = 2
+_LEAST_STATES_FOR_A_BRANCH = 2
+"""One for the place and one for the newest turn, which would drive it out else."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierRules:
+    """How many places are marked besides those that a request names, and which."""
+
+    chunk: int
+    """Of the prefill, in tokens: segments end at its multiples."""
+    max_anchors: int
+    """In one prompt, where no slot is vacant."""
+    branch_gain: int | None
+    """Tokens that a branch saves at least over what covers the way to it; None for no branches."""
+
+    @classmethod
+    def of(cls, options: CacheOptions, max_concurrency: int, chunk: int) -> FrontierRules:
+        """Where there are no states, every token can be resumed from anyway."""
+        if not options.has_state:
+            return cls(chunk, 0, None)
+        spare_slots = options.state_slots - max_concurrency
+        has_branches = spare_slots + options.host_states >= _LEAST_STATES_FOR_A_BRANCH
+        return cls(chunk, min(_MAX_ANCHORS, spare_slots // 2), options.page_size if has_branches else None)
 
 
 def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
@@ -23,37 +48,40 @@ def prompt_frontiers(request: GenerationRequest) -> tuple[Frontier, ...]:
 
 
 def with_places_on_the_way(
-    named: tuple[Frontier, ...], known: Known, cached_tokens: int, chunk: int, at_most: int
+    named: tuple[Frontier, ...], known: Known, cached_tokens: int, rules: FrontierRules, vacant_slots: int = 0
 ) -> tuple[Frontier, ...]:
-    """The named frontiers, the place where the prompt leaves a known way, and a ladder of `at_most`
-    anchors: none of the latter two where that is 0."""
-    if at_most == 0:
-        return named
-    covered_tokens = max(cached_tokens, known.achievable_tokens)
-    marked = (*named, *branch(named, known.branch_tokens, covered_tokens, chunk))
-    return (*marked, *anchors(marked, cached_tokens, chunk, at_most))
+    """The named frontiers, the place where the prompt leaves a known way, and a ladder of anchors: as many as the rules
+    give, or as there are slots that nobody needs."""
+    covered_tokens = max(cached_tokens, known.promised_tokens)
+    marked = (*named, *branch(named, known.branch_tokens, covered_tokens, rules.branch_gain))
+    return (*marked, *anchors(marked, cached_tokens, rules, vacant_slots - len(marked)))
 
 
-def branch(named: tuple[Frontier, ...], known_tokens: int, covered_tokens: int, chunk: int) -> tuple[Frontier, ...]:
-    """Where this prompt leaves what was computed before, if that was seen twice now and nothing else marks the place:
-    the last end of a chunk within it, where a segment ends anyway. A checkpoint, be it lost, covers the way to it."""
-    tokens = known_tokens // chunk * chunk
+def branch(
+    named: tuple[Frontier, ...], branch_tokens: int, covered_tokens: int, gain: int | None
+) -> tuple[Frontier, ...]:
+    """Where this prompt leaves what was computed before, if that was seen twice now and nothing else marks the way to
+    it: at exactly that token, so that what can be reused later depends on nothing but the text."""
     end = max((f.tokens for f in named), default=0)
-    marked = max((f.tokens for f in named if f.tokens <= known_tokens), default=0)
-    if not max(covered_tokens, marked) < tokens < end:
+    marked = max((f.tokens for f in named if f.tokens <= branch_tokens), default=0)
+    if gain is None or not max(covered_tokens, marked) + gain <= branch_tokens < end:
         return ()
-    return (Frontier(tokens, CheckpointKind.SHARED_BRANCH),)
+    return (Frontier(branch_tokens, CheckpointKind.SHARED_BRANCH),)
 
 
-def anchors(named: tuple[Frontier, ...], cached_tokens: int, chunk: int, at_most: int) -> tuple[Frontier, ...]:
+def anchors(
+    named: tuple[Frontier, ...], cached_tokens: int, rules: FrontierRules, vacant_slots: int = 0
+) -> tuple[Frontier, ...]:
     """A ladder in what is computed anew up to the last named frontier, at ends of chunks, where segments end anyway.
 
-    Evenly spaced, at least two chunks apart and one before that frontier, for a fork or an edit in the middle.
+    Evenly spaced, at least two chunks apart and one before that frontier, for a fork or an edit in the middle. Vacant
+    slots are filled beyond that, one at each end of a chunk: they cost nobody anything, and are the first to leave.
     """
-    end = max((f.tokens for f in named), default=0)
+    chunk, end = rules.chunk, max((f.tokens for f in named), default=0)
     taken = {f.tokens for f in named}
     ends = range((cached_tokens // chunk + 1) * chunk, end - chunk + 1, chunk)
     free = [tokens for tokens in ends if tokens not in taken]
-    count = min(at_most, len(free) // _CHUNKS_PER_ANCHOR)
+    few = min(rules.max_anchors, len(free) // _CHUNKS_PER_ANCHOR)
+    count = max(few, min(vacant_slots, len(free))) if rules.max_anchors else 0
     places = (free[len(free) * (2 * step + 1) // (2 * count)] for step in range(count))
     return tuple(Frontier(tokens, CheckpointKind.PRIVATE_LONG_ANCHOR) for tokens in places)

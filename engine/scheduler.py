@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cache import CaptureTicket, ContextCache, Copy, Match, check
 from engine.copies import CopyJobs, Landed, Transfers
 from engine.errors import ServerOverloadedError
-from engine.frontiers import MAX_ANCHORS, prompt_frontiers, with_places_on_the_way
+from engine.frontiers import FrontierRules, prompt_frontiers, with_places_on_the_way
 from engine.limits import SchedulerLimits, refuse_unservable
 from engine.plan import Segment, StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, TokenLogprob
@@ -50,11 +50,11 @@ class Scheduler:
                 f"max_context_tokens {limits.max_context_tokens} needs "
                 f"{cache.options.pages_of(limits.max_context_tokens)} pages but the pool has {cache.pages.capacity}"
             )
-        self._spare_slots = cache.slots.capacity - limits.max_concurrency
-        if cache.options.has_state and self._spare_slots < 0:
+        if cache.options.has_state and cache.slots.capacity < limits.max_concurrency:
             raise ValueError(f"{limits.max_concurrency} running requests need more than {cache.slots.capacity} slots")
         self.limits = limits
         self.cache = cache
+        self._rules = FrontierRules.of(cache.options, limits.max_concurrency, limits.prefill_chunk)
         self.copies = CopyJobs(cache, transfers)
         self.suspensions_total = 0
         self._end_token_ids = frozenset(end_token_ids)
@@ -303,8 +303,8 @@ class Scheduler:
 
     def _admit_with(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
         named = prompt_frontiers(sequence.request)
-        chunk, allowance = self.limits.prefill_chunk, self._anchor_allowance
-        wanted = with_places_on_the_way(named, match.known, match.cached_tokens, chunk, allowance)
+        vacant = self.cache.slots.free - (self.limits.max_concurrency - len(self._running))
+        wanted = with_places_on_the_way(named, match.known, match.cached_tokens, self._rules, vacant)
         is_first = sequence.reuse is None
         lease = self.cache.admit(match, self._with_output_step(sequence), wanted, now, is_first=is_first)
         if lease is None:
@@ -313,11 +313,6 @@ class Scheduler:
         if lease.is_restoring:
             self.copies.begin_restore(sequence)
         return True
-
-    @property
-    def _anchor_allowance(self) -> int:
-        """Anchors of one prompt. Where there are no states, every token can be resumed from anyway."""
-        return min(MAX_ANCHORS, self._spare_slots // 2) if self.cache.options.has_state else 0
 
     def _is_worth_waiting_for(self, sequence: SequenceRecord, match: Match, now: float) -> bool:
         """Whether a running prefill is about to publish more of this prompt than there is. Never for so long that the

@@ -16,10 +16,11 @@ from bench.replay.history import History
 from bench.replay.requests import Trace
 from bench.replay.sizes import Scale, offer_rules, scale_of
 from engine.errors import UnusableOptionError
+from engine.frontiers import FrontierRules
 from engine.progress import Advance
 
 _PAGE_TOKENS = 512
-"""With KV unlimited the size of a page changes nothing but the time that this takes; a branch is offered at its end."""
+"""With KV unlimited the size of a page changes but the time that this takes, and what a branch has to save at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Comparison:
         self._slots = slots
         scale = scale_of(trace.tokens_per_symbol, _PAGE_TOKENS, model)
         # Without a ladder: those who cannot refuse an offer would pay for it most.
-        rules = offer_rules(scale, model, branch_grid=scale.page_symbols, max_anchors=0)
+        places = FrontierRules(scale.chunk_symbols, max_anchors=0, branch_gain=scale.page_symbols)
+        rules = offer_rules(scale, model, places)
         history = History(rules, trace.tokens_per_symbol)
         self._asks = [history.ask(request) for request in trace.requests()]
         self._first = int(len(self._asks) * report_from)

@@ -7,8 +7,8 @@ from itertools import count
 from typing import NamedTuple
 
 from bench.replay.requests import SimRequest, Symbols
-from cache import CheckpointKind, Frontier
-from engine.frontiers import anchors, branch, prompt_frontiers
+from cache import CheckpointKind, Frontier, shared_tokens
+from engine.frontiers import FrontierRules, anchors, branch, prompt_frontiers
 from engine.request import GenerationRequest
 
 
@@ -50,11 +50,8 @@ class Ask:
 class OfferRules:
     """Which frontiers are offered, in symbols."""
 
-    chunk: int
-    """Of the prefill: anchors stand at its multiples."""
-    max_anchors: int
-    branch_grid: int
-    """A branch is offered at the last multiple of it that the prompt shares with what was asked before."""
+    places: FrontierRules
+    """Where anchors and branches stand: a branch where the prompt leaves what was asked before."""
     block: int
     """Of an engine whose states stand at ends of blocks."""
 
@@ -127,8 +124,8 @@ class History:
 
     def _frontiers(self, request: SimRequest, known: int, shared: int) -> list[Frontier]:
         named = named_frontiers(request)
-        marked = (*named, *branch(named, shared, known, self._rules.branch_grid))
-        ladder = anchors(marked, known, self._rules.chunk, self._rules.max_anchors)
+        marked = (*named, *branch(named, shared, known, self._rules.places.branch_gain))
+        ladder = anchors(marked, known, self._rules.places)
         found = {f.tokens: f for f in (*ladder, *marked)}
         end = len(request.prompt) + len(request.answer) - 1
         if request.answer and end not in found:
@@ -145,7 +142,7 @@ class History:
             if child is None:
                 return nodes, node.end
             if symbols[node.end : child.end] != child.edge:
-                return nodes, node.end + _shared(symbols[node.end : child.end], child.edge)
+                return nodes, node.end + shared_tokens(symbols[node.end : child.end], child.edge)
             nodes.append(child)
             node = child
 
@@ -174,15 +171,3 @@ class History:
         upper.children[child.edge[0]] = child
         parent.children[first] = upper
         return upper
-
-
-def _shared(one: Symbols, other: Symbols) -> int:
-    """How many leading symbols are equal, by halving: comparing slices is quick."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -12,7 +12,7 @@ from bench.replay.measure import Measurements, Sample, Served
 from bench.replay.requests import SimRequest, Symbols
 from bench.replay.sizes import Scale, Sizes, cache_options
 from cache import CaptureTicket, ContextCache, Copy, Fault, Match, PoolCounts, RequestLease, ReuseReport, Tier, audit
-from engine.frontiers import MAX_ANCHORS, with_places_on_the_way
+from engine.frontiers import FrontierRules, with_places_on_the_way
 
 _OUTPUT_STEP_TOKENS = 64
 _MOST_HELD_BACK_SECONDS = 30.0
@@ -91,7 +91,7 @@ class SimServer:
         self._prefilling: list[SimSequence] = []
         self._decoding: list[SimSequence] = []
         self._changes = 0
-        self._max_anchors = min(MAX_ANCHORS, sizes.device_state_slots // 2)
+        self.rules = FrontierRules.of(self.cache.options, sizes.max_concurrency, scale.chunk_symbols)
 
     @property
     def is_idle(self) -> bool:
@@ -185,8 +185,8 @@ class SimServer:
 
     def _admit_with(self, sequence: SimSequence, match: Match) -> bool:
         named = named_frontiers(sequence.request)
-        chunk = self._scale.chunk_symbols
-        wanted = with_places_on_the_way(named, match.known, match.cached_tokens, chunk, self._max_anchors)
+        vacant = self.cache.slots.free - (self._sizes.max_concurrency - self._running)
+        wanted = with_places_on_the_way(named, match.known, match.cached_tokens, self.rules, vacant)
         reserve = len(match.tokens) + self._scale.symbols(_OUTPUT_STEP_TOKENS)
         lease = self.cache.admit(
             match,

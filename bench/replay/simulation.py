@@ -13,7 +13,6 @@ from bench.replay.requests import SimRequest, Trace
 from bench.replay.server import SimServer
 from bench.replay.sizes import Sizes, offer_rules, scale_of
 from cache import ContextCache
-from engine.frontiers import MAX_ANCHORS
 from engine.progress import Advance
 
 _SAMPLE_SECONDS = 60.0
@@ -29,7 +28,7 @@ class Simulation:
         self._requests: Iterator[SimRequest] = trace.requests()
         self._next = next(self._requests, None)
         self._server = SimServer(sizes, scale, model, measurements)
-        rules = offer_rules(scale, model, branch_grid=scale.chunk_symbols, max_anchors=MAX_ANCHORS)
+        rules = offer_rules(scale, model, self._server.rules)
         self._history = History(rules, trace.tokens_per_symbol)
         self._queues: dict[str, deque[SimRequest]] = {}
         """Of each thread that waits for an answer, what it will send after that."""

@@ -8,6 +8,7 @@ from bench.replay.cost_model import CostModel
 from bench.replay.history import OfferRules
 from cache import CacheOptions
 from engine.errors import UnusableOptionError
+from engine.frontiers import FrontierRules
 
 _MIB = 1 << 20
 
@@ -71,14 +72,9 @@ def cache_options(sizes: Sizes, scale: Scale, model: CostModel) -> CacheOptions:
     )
 
 
-def offer_rules(scale: Scale, model: CostModel, *, branch_grid: int, max_anchors: int) -> OfferRules:
+def offer_rules(scale: Scale, model: CostModel, places: FrontierRules) -> OfferRules:
     """Which frontiers are offered. A block weighs what a state weighs in one layer of each kind, which are three to
     one: vLLM's rule for the size of a page in hybrid models."""
     tokens = scale.tokens_per_symbol
     block_tokens = model.state_bytes / model.kv_bytes_per_token / 3
-    return OfferRules(
-        chunk=scale.chunk_symbols,
-        max_anchors=max_anchors,
-        branch_grid=branch_grid,
-        block=max(-(-int(block_tokens) // tokens), 1),
-    )
+    return OfferRules(places, block=max(-(-int(block_tokens) // tokens), 1))

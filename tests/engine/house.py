@@ -24,13 +24,17 @@ MOST_STEPS = 1000
 
 
 class House:
-    """Pages of 4 tokens; a state image takes 2 units of host memory."""
+    """Pages of 4 tokens if not told otherwise; a state image takes 2 units of host memory."""
 
-    def __init__(self, pages=100, spare_slots=6, has_state=True, host_units=0, prefix_reuse=True, **limits):
+    def __init__(
+        self, pages=100, spare_slots=6, has_state=True, host_units=0, prefix_reuse=True, page_size=4, **limits
+    ):
         limits = replace(LIMITS, **limits)
         slots = (limits.max_concurrency + spare_slots) * has_state
         self.cache = ContextCache(
-            CacheOptions(4, pages, slots, has_state, prefix_reuse, host_units=host_units, host_units_per_state=2)
+            CacheOptions(
+                page_size, pages, slots, has_state, prefix_reuse, host_units=host_units, host_units_per_state=2
+            )
         )
         self.scheduler = Scheduler(limits, self.cache)
         self.device = FakeDevice(self.cache)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from cache import CheckpointKind, Frontier, Known
-from cache.tree import PrefixTree
-from engine.frontiers import anchors, branch, prompt_frontiers, with_places_on_the_way
+from cache import CacheOptions, CheckpointKind, Frontier, Known
+from engine.frontiers import FrontierRules, anchors, branch, prompt_frontiers, with_places_on_the_way
 from engine.request import GenerationRequest
 
 CLOSURE, STABLE = CheckpointKind.PRIVATE_TURN_CLOSURE, CheckpointKind.SHARED_STABLE_PREFIX
@@ -30,19 +29,26 @@ def test_a_prompt_has_its_named_frontiers_and_a_turn_closure(prompt_tokens, give
 
 
 @pytest.mark.parametrize(
-    ("closure", "cached", "at_most", "expected"),
+    ("closure", "cached", "at_most", "vacant", "expected"),
     [
-        (80, 0, 4, [20, 40, 60]),
-        (80, 0, 1, [40]),
-        (80, 0, 0, []),
-        (80, 60, 4, []),
-        (80, 35, 4, [50, 70]),
-        (15, 0, 4, []),
-        (80, 80, 4, []),
+        (80, 0, 4, 0, [20, 40, 60]),
+        (80, 0, 1, 0, [40]),
+        (80, 0, 0, 0, []),
+        (80, 0, 0, 9, []),
+        (80, 60, 4, 0, []),
+        (80, 35, 4, 0, [50, 70]),
+        (15, 0, 4, 0, []),
+        (80, 80, 4, 9, []),
+        (80, 0, 4, 3, [20, 40, 60]),
+        (80, 0, 1, 5, [10, 30, 40, 50, 70]),
+        (80, 0, 4, 99, [10, 20, 30, 40, 50, 60, 70]),
+        (80, 0, 4, -2, [20, 40, 60]),
     ],
 )
-def test_a_long_region_that_is_computed_anew_gets_a_ladder_at_ends_of_chunks(closure, cached, at_most, expected):
-    found = anchors((Frontier(closure, CLOSURE),), cached, 10, at_most)
+def test_a_long_region_that_is_computed_anew_gets_a_ladder_at_ends_of_chunks(
+    closure, cached, at_most, vacant, expected
+):
+    found = anchors((Frontier(closure, CLOSURE),), cached, FrontierRules(10, at_most, None), vacant)
     assert {f.kind for f in found} <= {ANCHOR}
     assert [f.tokens for f in found] == expected
 
@@ -50,39 +56,57 @@ def test_a_long_region_that_is_computed_anew_gets_a_ladder_at_ends_of_chunks(clo
 @pytest.mark.parametrize(
     ("known", "cached", "named", "expected"),
     [
-        (47, 0, [(80, CLOSURE)], [40]),
-        (47, 40, [(80, CLOSURE)], []),
+        (47, 0, [(80, CLOSURE)], [47]),
+        (47, 43, [(80, CLOSURE)], [47]),
+        (47, 44, [(80, CLOSURE)], []),
         (47, 0, [(44, STABLE), (80, CLOSURE)], []),
-        (47, 0, [(30, STABLE), (80, CLOSURE)], [40]),
-        (9, 0, [(80, CLOSURE)], []),
+        (47, 0, [(30, STABLE), (80, CLOSURE)], [47]),
+        (3, 0, [(80, CLOSURE)], []),
+        (4, 0, [(80, CLOSURE)], [4]),
         (80, 0, [(80, CLOSURE)], []),
         (0, 0, [(80, CLOSURE)], []),
     ],
 )
-def test_where_a_prompt_leaves_what_was_computed_before_is_marked_at_the_end_of_a_chunk(known, cached, named, expected):
+def test_where_a_prompt_leaves_what_was_computed_before_is_marked_to_the_token(known, cached, named, expected):
     frontiers = tuple(Frontier(tokens, kind) for tokens, kind in named)
-    assert [f.tokens for f in branch(frontiers, known, cached, 10)] == expected
+    assert [f.tokens for f in branch(frontiers, known, cached, 4)] == expected
+    assert branch(frontiers, known, cached, None) == ()
 
 
-def known_way(tokens: int, achievable: int = 0) -> Known:
-    """So many tokens are known, and the way goes on otherwise from there."""
-    tree = PrefixTree(1)
-    tree.insert(tuple(range(tokens + 1)))
-    return Known(
-        tree=tree, tokens=tokens, nodes=tuple(tree.walk(tuple(range(tokens)), tokens)), achievable_tokens=achievable
-    )
+@pytest.mark.parametrize("chunk", [8, 512, 2048])
+def test_the_chunk_has_no_say_in_where_a_branch_is(chunk):
+    found = with_places_on_the_way((Frontier(80, CLOSURE),), Known(branch_tokens=47), 0, FrontierRules(chunk, 0, 16))
+    assert [f.tokens for f in found] == [80, 47]
 
 
 def test_a_conversation_that_was_lost_and_goes_on_makes_no_branch():
-    named = (Frontier(80, CLOSURE),)
-    assert 40 in [f.tokens for f in with_places_on_the_way(named, known_way(47, 38), 0, 10, 1)]
-    found = with_places_on_the_way(named, known_way(47, 41), 0, 10, 1)
-    assert CheckpointKind.SHARED_BRANCH not in {f.kind for f in found}
+    named, rules = (Frontier(80, CLOSURE),), FrontierRules(10, 0, 4)
+    assert len(with_places_on_the_way(named, Known(branch_tokens=47, promised_tokens=43), 0, rules)) == 2
+    assert with_places_on_the_way(named, Known(branch_tokens=47, promised_tokens=44), 0, rules) == named
 
 
-def test_no_place_is_marked_twice_and_none_where_there_are_no_slots_to_spare():
-    named = (Frontier(80, CLOSURE),)
-    places = [f.tokens for f in with_places_on_the_way(named, known_way(47), 0, 10, 4)]
+def test_no_place_is_marked_twice():
+    found = with_places_on_the_way((Frontier(80, CLOSURE),), Known(branch_tokens=40), 0, FrontierRules(10, 4, 4), 99)
+    places = [f.tokens for f in found]
     assert len(set(places)) == len(places)
     assert {40, 80} < set(places)
-    assert with_places_on_the_way(named, known_way(47), 0, 10, 0) == named
+
+
+@pytest.mark.parametrize(
+    ("spare_slots", "host_units", "has_state", "max_anchors", "branch_gain"),
+    [
+        (16, 0, True, 4, 16),
+        (3, 0, True, 1, 16),
+        (2, 0, True, 1, 16),
+        (1, 0, True, 0, None),
+        (1, 4, True, 0, 16),
+        (0, 8, True, 0, 16),
+        (0, 4, True, 0, None),
+        (16, 99, False, 0, None),
+    ],
+)
+def test_no_place_is_marked_where_no_slot_could_keep_it_beside_the_newest_turn(
+    spare_slots, host_units, has_state, max_anchors, branch_gain
+):
+    options = CacheOptions(16, 100, 3 + spare_slots, has_state, host_units=host_units, host_units_per_state=4)
+    assert FrontierRules.of(options, 3, 512) == FrontierRules(512, max_anchors, branch_gain)

@@ -21,7 +21,7 @@ def test_segments_end_at_chunks_and_at_the_frontiers_where_a_state_is_wanted():
     plans = House().run("a", range(20), frontiers=frontiers)
     assert shape(plans) == [("a", 0, 5), ("a", 5, 8), ("a", 8, 16), ("a", 16, 18), ("a", 18, 20)]
     captured = [plan.segments[0].end for plan in plans if plan.segments[0].capture_slot is not None]
-    assert captured == [5, 18]
+    assert captured == [5, 8, 18]
 
 
 def test_kv_alone_is_published_without_a_split():
@@ -31,12 +31,12 @@ def test_kv_alone_is_published_without_a_split():
     assert house.cache.stats.published == {STABLE: 1, CLOSURE: 1, CheckpointKind.PRIVATE_ENDPOINT: 1}
 
 
-def test_a_ladder_costs_no_split_and_at_most_half_of_the_spare_slots():
+def test_a_ladder_costs_no_split_and_at_most_the_slots_that_nobody_needs():
     house = House(spare_slots=4)
     plans = house.run("a", range(60))
     ends = [plan.segments[0].end for plan in plans]
     assert ends == [8, 16, 24, 32, 40, 48, 56, 59, 60]
-    assert house.cache.stats.published[CheckpointKind.PRIVATE_LONG_ANCHOR] == 2
+    assert house.cache.stats.published[CheckpointKind.PRIVATE_LONG_ANCHOR] == 3
 
 
 def test_a_hit_restores_the_state_and_the_page_that_it_goes_on_in_before_its_first_segment():
@@ -243,3 +243,116 @@ def test_a_system_prompt_that_a_second_conversation_uses_outlives_the_conversati
         house.run(f"u{user}", prompt, frontiers=(Frontier(12, STABLE), Frontier(16, CLOSURE)))
         reused.append(house.reuse(f"u{user}").cached_tokens)
     assert reused == [0, 12, 12, 12, 12, 12]
+
+
+# -- text that prompts share and that nobody named
+
+
+def few_shot(number, shared=300):
+    """A raw prompt: the same examples, and a question of its own of 21 tokens."""
+    return (*range(shared), *range(10_000 + 100 * number, 10_021 + 100 * number))
+
+
+def reuse_of_each(house, prompts, frontiers=lambda _prompt: ()):
+    reused = []
+    for number, prompt in enumerate(prompts):
+        house.run(f"r{number}", prompt, frontiers=frontiers(prompt))
+        reused.append(house.reuse(f"r{number}").cached_tokens)
+    return reused
+
+
+@pytest.fixture(
+    params=[(512, 16), (512, 64), (2048, 16), (2048, 64)], ids=lambda sizes: "chunk {}, page {}".format(*sizes)
+)
+def large(request):
+    """A house of the usual sizes."""
+    chunk, page = request.param
+
+    def build(**options):
+        options = {"pages": 400, "spare_slots": 16, "max_context_tokens": 4096, "max_concurrency": 8, **options}
+        return House(page_size=page, prefill_chunk=chunk, max_pending_requests=64, **options)
+
+    return build
+
+
+def test_examples_that_prompts_share_are_reused_from_the_third_on_to_the_token(large):
+    house = large()
+    assert reuse_of_each(house, map(few_shot, range(30))) == [0, 0, *[300] * 28]
+    assert house.cache.stats.published[CheckpointKind.SHARED_BRANCH] == 1
+
+
+def test_without_states_they_are_reused_from_the_second_on(large):
+    assert reuse_of_each(large(has_state=False), map(few_shot, range(5))) == [0, 300, 300, 300, 300]
+
+
+def test_behind_a_system_prompt_too(large):
+    def named(prompt):
+        return Frontier(40, STABLE), Frontier(len(prompt) - 4, CLOSURE)
+
+    assert reuse_of_each(large(), map(few_shot, range(16)), named) == [0, 40, *[300] * 14]
+
+
+def test_documents_with_questions_are_each_reused_from_the_third_question_on(large):
+    """The second document shows where it parts from the first: behind the header that all of them have."""
+    header = range(40)
+    reused = {}
+    house = large()
+    for question in range(5):
+        for document in range(4):
+            first = 1000 * (document + 1)
+            prompt = (*header, *range(first, first + 400), *range(20_000 + 100 * question, 20_020 + 100 * question))
+            house.run(f"d{document}q{question}", prompt)
+            reused[document, question] = house.reuse(f"d{document}q{question}").cached_tokens
+    page = house.cache.options.page_size
+    least = len(header) if page <= len(header) else 0
+    assert [reused[document, 0] for document in range(4)] == [0, 0, least, least]
+    assert [reused[document, 1] for document in range(4)] == [least] * 4
+    assert {cached for (_, question), cached in reused.items() if question > 1} == {440}
+
+
+def test_in_a_burst_two_show_where_they_part_and_the_others_wait_for_it(large):
+    house = large()
+    for number in range(16):
+        house.submit(f"r{number}", few_shot(number), max_tokens=2)
+    house.run_on()
+    assert sorted(house.reuse(f"r{number}").cached_tokens for number in range(16)) == [0, 0, *[300] * 14]
+
+
+def test_a_branch_finds_its_slot_in_a_crowded_pool_and_keeps_it(large):
+    house = large(spare_slots=2, max_concurrency=1)
+    for number in range(8):
+        house.run(f"x{number}", range(50_000 + 1000 * number, 50_200 + 1000 * number))
+    assert reuse_of_each(house, map(few_shot, range(12))) == [0, 0, *[300] * 10]
+
+
+def test_a_branch_that_was_lost_is_marked_again_by_who_computes_it_again(large):
+    house = large()
+    reuse_of_each(house, map(few_shot, range(3)))
+    (branch,) = (each for each in house.cache.tiers.store if each.kind is CheckpointKind.SHARED_BRANCH)
+    house.cache.tiers.drop_slot(branch)
+    house.run("again", few_shot(50))
+    house.run("after", few_shot(51))
+    assert (house.reuse("again").cached_tokens, house.reuse("after").cached_tokens) == (0, 300)
+
+
+def test_a_long_chat_of_short_messages_has_no_more_segments_for_it(large):
+    """Each turn repeats the one before it but for the opening of the answer, whose thinking is not sent back."""
+    house, history, segments = large(), tuple(range(100)), []
+    for turn in range(20):
+        prompt = (*history, *range(1000 * (turn + 1), 1000 * (turn + 1) + 9))
+        plans = house.run(f"t{turn}", (*prompt, 7, 8, 9), max_tokens=30, frontiers=(Frontier(len(prompt), CLOSURE),))
+        segments.append(sum(len(plan.segments) for plan in plans if plan.segments[0].start < len(prompt) + 3))
+        history = (*prompt, 7, 8, *range(1000 * (turn + 1) + 500, 1000 * (turn + 1) + 510))
+    assert segments == [2] * 20
+    assert house.cache.stats.published[CheckpointKind.SHARED_BRANCH] == 0
+
+
+def test_vacant_slots_take_an_anchor_at_each_end_of_a_chunk_and_give_it_away_first():
+    house = House(spare_slots=12, pages=400)
+    house.run("long", range(60), frontiers=(Frontier(58, CLOSURE),))
+    assert house.cache.stats.published[CheckpointKind.PRIVATE_LONG_ANCHOR] == 6
+    for number in range(6):
+        first = 1000 * (number + 1)
+        house.run(f"chat{number}", range(first, first + 7), frontiers=(Frontier(5, CLOSURE),))
+    closures = [each for each in house.cache.tiers.store if each.kind is CLOSURE]
+    assert len(closures) == 7

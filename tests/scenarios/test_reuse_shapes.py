@@ -134,3 +134,25 @@ def test_s15_streamed_or_not_the_same_conversation_hits_with_and_without_tools(d
         history += [{"role": "assistant", "content": "The Swan."}, user("And yesterday?")]
         assert cached(streams[1]) == first
         assert cached(streams[0]) == closure(history, tools)
+
+
+def shared_by(client, bodies) -> int:
+    """Leading tokens that they have in common."""
+    first, *others = (client.post("/tokenize", json=body).json()["tokens"] for body in bodies)
+    return next(place for place, token in enumerate(first) if any(other[place] != token for other in others))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_text_that_prompts_share_is_reused_from_the_third_on_whatever_the_chunk(daemon, path):
+    examples = f"{path}: a ship is a boat, a stone is no boat, a harbour is no boat. " * 12
+    texts = [f"{examples}{number} ships?" for number in range(5)]
+    key = "prompt" if path == "/v1/completions" else "messages"
+    bodies = [{key: text if key == "prompt" else [user(text)]} for text in texts]
+    with httpx.Client(base_url=daemon.url, timeout=60) as client:
+        shared = shared_by(client, bodies)
+        answers = [client.post(path, json=body | {"max_tokens": 2, "temperature": 0}).json() for body in bodies]
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+        assert 200 < shared < 512
+        assert cached[2:] == [shared] * 3
+        records = [client.get(f"/admin/requests/{answer['id']}").json()["answers"][0] for answer in answers]
+        assert {record["result"]["diverged_at"] for record in records} == {None}

@@ -82,15 +82,15 @@ async def test_s19_interleaved_sub_agents_hit_their_common_preamble(talking):
     async with talking(device_state_slots=4, host_cache_mib=48) as talk:
         agents = [(*preamble, *tokens(100 + agent, 20)) for agent in range(14)]
         firsts = [await talk.ask(prompt) for prompt in agents]
-        # Two show that they share it; where they part is a checkpoint at the end of a chunk.
+        # Two show that they share it; where they part is a checkpoint.
         assert firsts[0].reuse.cached_tokens == 0
         assert [answer.reuse.path for answer in firsts[2:]] == [CheckpointKind.SHARED_BRANCH] * 12
-        assert {answer.reuse.cached_tokens for answer in firsts[2:]} == {256}
+        assert {answer.reuse.cached_tokens for answer in firsts[2:]} == {300}
         for step in range(1, 9):
             for agent in range(14):
                 agents[agent] = (*agents[agent], *tokens(200 + step * 14 + agent, 10))
                 answer = await talk.ask(agents[agent])
-                assert answer.reuse.cached_tokens >= 256
+                assert answer.reuse.cached_tokens >= 300
 
 
 async def test_s20_an_edit_is_told_with_the_exact_token_where_it_begins(talking):

@@ -6,6 +6,7 @@ import pytest
 
 from bench.replay.history import History, OfferRules
 from cache import CheckpointKind
+from engine.frontiers import FrontierRules
 from tests.bench.replay.traces import NO_LADDER, asks, request
 
 CLOSURE, BRANCH, STABLE, ANCHOR, ENDPOINT = (
@@ -42,14 +43,14 @@ def test_where_prompts_part_is_a_branch_and_equal_prefixes_are_one_place():
     assert first.path == second.path == ()
 
 
-def test_a_branch_stands_on_the_grid_and_is_not_offered_close_behind_a_known_place():
-    rules = OfferRules(chunk=4, max_anchors=0, branch_grid=4, block=2)
-    assert _offers(asks("abcdef.", "abcdeX.", rules=rules)[1]) == [(4, BRANCH), (6, CLOSURE)]
+def test_a_branch_stands_where_prompts_part_and_is_not_offered_close_behind_a_known_place():
+    rules = OfferRules(FrontierRules(chunk=4, max_anchors=0, branch_gain=4), block=2)
+    assert _offers(asks("abcdef.", "abcdeX.", rules=rules)[1]) == [(5, BRANCH), (6, CLOSURE)]
     assert _offers(asks("abcd.", "abcdefgh.", "abcdefXY.", rules=rules)[2]) == [(8, CLOSURE)]
 
 
 def test_a_long_prompt_has_a_ladder_in_what_is_new():
-    rules = OfferRules(chunk=2, max_anchors=2, branch_grid=1, block=2)
+    rules = OfferRules(FrontierRules(chunk=2, max_anchors=2, branch_gain=1), block=2)
     ladder = [tokens for tokens, kind in _offers(asks("abcdefghijklmnop.", rules=rules)[0]) if kind is ANCHOR]
     assert ladder
     assert all(tokens % 2 == 0 for tokens in ladder)

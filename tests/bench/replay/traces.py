@@ -5,8 +5,9 @@ from __future__ import annotations
 from bench.replay.history import History, OfferRules
 from bench.replay.requests import SimRequest
 from cache import CheckpointKind, Frontier
+from engine.frontiers import FrontierRules
 
-NO_LADDER = OfferRules(chunk=4, max_anchors=0, branch_grid=1, block=2)
+NO_LADDER = OfferRules(FrontierRules(chunk=4, max_anchors=0, branch_gain=1), block=2)
 
 
 def request(number, prompt, answer="", at=None, thread=None, stable=0, output_tokens=None):
