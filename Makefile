@@ -7,6 +7,8 @@ ARGS ?=
 # PyPI's torch for Linux is the build for CUDA. PyTorch's own index of CPU builds has the one without, which is far smaller.
 TORCH_INDEX ?=
 REQUESTS ?= 3000
+# Processes that the tests are shared out to, file by file: as many as there are processors, four at most.
+WORKERS ?= logical
 
 .PHONY: serve test lint bench slow soak check-cuda-build clean
 
@@ -39,7 +41,7 @@ lint: $(VENV)/.dev
 
 # One OpenMP thread: the models in the tests are tiny, and two threads stall each other on a busy machine.
 test: lint $(NPM_CLIENT)/node_modules/.installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench models demo $(ARGS)
