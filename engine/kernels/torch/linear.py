@@ -63,8 +63,10 @@ def linear(x: torch.Tensor, layer: TorchLinear) -> torch.Tensor:
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN's packed product exists here for `dtype`."""
+    """Whether oneDNN's packed product exists here for `dtype`: that of bfloat16 asks for AVX-512."""
     if device.type != "cpu" or dtype not in _PACKED_DTYPES or not torch._C._has_mkldnn:
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
