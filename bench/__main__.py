@@ -6,10 +6,13 @@ import importlib
 import logging
 import sys
 
-NAMES = ("cache_scale", "labelled", "models", "observing", "overhead", "soak", "stall")
+from engine.openmp import choose_waiting
+
+NAMES = ("cache_scale", "labelled", "models", "neighbour", "observing", "overhead", "soak", "stall")
 
 
 def main() -> int:
+    choose_waiting()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         print(f"usage: python -m bench {{{','.join(NAMES)}}} ...", file=sys.stderr)

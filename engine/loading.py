@@ -21,6 +21,7 @@ from engine.kernels.select import select_kernels
 from engine.memory import MemoryPlan, available_memory_bytes, plan_memory, system_ram
 from engine.models.config import ModelConfig
 from engine.models.registry import Model, load_model, read_config
+from engine.openmp import describe_waiting
 from engine.options import EngineOptions
 from engine.runner import Runner
 from engine.storage import ModelState, Storage, allocate_host_memory, allocate_state
@@ -166,6 +167,7 @@ def _is_on_gpu(kernels: Kernels) -> bool:
 
 
 def _tell_of_kernels(kernels: Kernels, choices: tuple[KernelChoice, ...]) -> None:
+    logger.info("threads: %d; %s", torch.get_num_threads(), describe_waiting())
     for choice in choices:
         why = f" ({choice.reason})" if choice.reason else ""
         logger.info("kernels: %s by %s%s", choice.kernel, choice.implementation, why)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from engine.errors import EngineError
+from engine.openmp import choose_waiting
 from server.commands import bench, chat, config, doctor, drill, generate, inspect, pull, quantize, replay, serve, watch
 from server.commands.foreign_flags import HINTS
 from server.configuration import ConfigurationError
@@ -60,6 +61,7 @@ app.command("config")(config.config)
 
 def main() -> None:
     """The entry point; ends the process with one of ExitCode."""
+    choose_waiting()
     occupy_descriptors()
     code = run(sys.argv[1:])
     if "torch" in sys.modules:

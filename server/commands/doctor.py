@@ -79,8 +79,10 @@ def _check_torch() -> Finding:
 def _check_threads(_settings: Settings) -> Iterator[Finding]:
     import torch
 
+    from engine.openmp import describe_waiting
+
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    found = f"{threads} for {cores} cores"
+    found = f"{threads} for {cores} cores; {describe_waiting()}"
     if threads == cores:
         yield Finding("threads", Verdict.OK, found)
     else:
