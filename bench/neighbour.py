@@ -131,7 +131,8 @@ def _note(
 
 @contextmanager
 def _busy_process() -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-S", "-c", _SPIN]) as process:
+    # In a session of its own, as another program would be: the kernel may share processors out by session.
+    with subprocess.Popen([sys.executable, "-S", "-c", _SPIN], start_new_session=True) as process:
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from engine.kernels import UNSCALED, BatchLayout, KernelChoice, KvScales, PreparedLinear, SamplingBatch
 from engine.kernels.torch import attention, conv, gated_delta, sampling
 from engine.kernels.torch.linear import TorchLinear, linear, prepare_linear
+from engine.kernels.torch.linear_trial import TRIALS
 from engine.kernels.torch.plan import StepPlan, make_plan
 from engine.weights.formats import LinearWeight
 
@@ -29,7 +30,7 @@ class TorchKernels:
         return (KernelChoice("all", "torch"),)
 
     def describe_layers(self) -> tuple[str, ...]:
-        return ()
+        return tuple(TRIALS.describe())
 
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> TorchLinear:
         return prepare_linear(shards, self.dtype, self.device)

@@ -1,4 +1,4 @@
-"""Linear layers: any weight format in, one packed matrix out, multiplied by oneDNN where torch was built with it."""
+"""Linear layers: any weight format in, one matrix out, in oneDNN's packed layout where that multiplies faster here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from engine.kernels.torch.linear_trial import TRIALS, multiply_packed
 from engine.weights.formats import DenseWeight, Fp8Weight, LinearWeight, Nvfp4Weight
 from engine.weights.nvfp4 import dequantize_nvfp4
 
@@ -46,9 +47,8 @@ def prepare_linear(shards: Sequence[LinearWeight], dtype: torch.dtype, device: t
     out_features, in_features = weight.shape
     nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
     if can_pack(dtype, device):
-        # oneDNN reads its blocked layout in order, which is worth 1.3 to 2 times at small batches; beside MKL's sgemm
-        # (which takes a slow path on other makers' processors) it is worth two to five times.
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        weight = packed if TRIALS.prefers_packed(packed, weight) else weight
     elif device.type == "cpu":
         _tell_of_plain_products(dtype)
     return TorchLinear(weight, bias, out_features, in_features, nbytes)
@@ -57,8 +57,7 @@ def prepare_linear(shards: Sequence[LinearWeight], dtype: torch.dtype, device: t
 def linear(x: torch.Tensor, layer: TorchLinear) -> torch.Tensor:
     """x [n, in] -> [n, out]."""
     if layer.weight.is_mkldnn:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "none", [], "")
-        return result
+        return multiply_packed(x, layer.weight, layer.bias)
     return F.linear(x, layer.weight, layer.bias)
 
 
