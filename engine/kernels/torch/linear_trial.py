@@ -42,8 +42,8 @@ class Trial:
 
 
 class Trials:
-    """The trials of one process: a shape is tried once, so that all its layers, and a model that is loaded again, get the
-    same product and give the same bits. Mutable; belongs to the thread that loads."""
+    """The trials of one process: a shape is tried once, so that all its layers, and a model that is loaded again, get
+    the same product and give the same bits. Mutable; belongs to the thread that loads."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
