@@ -13,14 +13,6 @@ beside one busy process a prefill takes a dozen times as long. More than 10,000 
 little alone. `python -m bench neighbour` measures both; docs/speed.md has the figures.
 """
 
-_COUNT = 5_000
-"""Turns of the library's waiting loop, a fraction of a millisecond, before a thread that waits goes to sleep.
-
-Its own default is 300,000: a thread that spins so long uses up the time in which the one it waits for could run, and
-beside one busy process everything takes fifty times as long. Much less than this sleeps between two operations of one
-layer, and has to be woken for each. `python -m bench neighbour` measures both; docs/speed.md has the figures.
-"""
-
 _COUNT = "GOMP_SPINCOUNT"
 _POLICY = "OMP_WAIT_POLICY"
 
