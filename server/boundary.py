@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -104,7 +105,7 @@ class RequestBoundary:
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError (401) without the key that the path asks for, and (403) where it asks for none but the
         request comes from where it may not."""
-        path = scope["path"]
+        path = get_route_path(scope)
         if path in OPEN_PATHS or path.startswith(DASHBOARD_PREFIX):
             return
         if not path.startswith(ADMIN_PREFIX):

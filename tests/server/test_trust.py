@@ -13,7 +13,7 @@ from tests.server.test_door import CHAT, HELLO
 
 pytestmark = pytest.mark.anyio
 
-PROBES = {"/health", "/livez", "/readyz"}
+PROBES = {"/health", "/livez", "/readyz", "/ping", "/version"}
 
 OPEN = ("/livez", "/", "/docs", "/openapi.json", "/dashboard/main.js")
 
@@ -174,6 +174,16 @@ async def test_what_a_proxy_on_this_machine_passes_on_is_not_from_this_machine(h
     async with asking(unloaded(admin_key=SecretStr("operator"))) as client:
         answer = await client.get("/admin/cache", headers={header: "10.0.0.1", "x-api-key": "operator"})
         assert answer.status_code == 503
+
+
+@pytest.mark.parametrize(("key", "status"), [("client", 401), ("operator", 503)])
+async def test_below_a_proxys_path_the_doors_are_the_same(key, status):
+    """As routing sees it, and not as it was asked for: `/llm/admin/cache` is no client's path."""
+    app = unloaded(api_keys=(SecretStr("client"),), admin_key=SecretStr("operator"))
+    transport = httpx.ASGITransport(app, root_path="/llm")
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/llm/admin/cache", headers={"x-api-key": key})).status_code == status
+        assert (await client.get("/llm/livez")).status_code == 200
 
 
 @pytest.mark.parametrize(("version", "status"), [("1.0", 403), ("1.1", 503)])
