@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-SPIN_COUNT = 5_000
-"""Turns of the library's waiting loop, about a tenth of a millisecond, before a thread that waits goes to sleep.
+SPIN_COUNT = 0
+"""Turns of the library's waiting loop before a thread that waits goes to sleep.
 
 Its own default is 300,000: a thread that spins so long uses up the time in which the one it waits for could run, and
-beside one busy process a prefill takes a dozen times as long. More than 10,000 is too much beside a process, and saves
-little alone. `python -m bench neighbour` measures both; docs/speed.md has the figures.
+beside one busy process a prefill takes a dozen times as long. To spin a little costs as much alone as not to spin, and
+more beside a process. `python -m bench neighbour` measures both; docs/speed.md has the figures.
 """
 
 _COUNT = "GOMP_SPINCOUNT"
