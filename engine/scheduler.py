@@ -16,6 +16,7 @@ from engine.copies import CopyJobs, Landed, Transfers
 from engine.errors import ServerOverloadedError
 from engine.frontiers import FrontierRules, prompt_frontiers, with_places_on_the_way
 from engine.limits import SchedulerLimits, refuse_unservable
+from engine.packing import Prefill, share_step
 from engine.plan import Segment, StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, TokenLogprob
 from engine.sequence import SequenceRecord, SequenceState, turn
@@ -336,18 +337,17 @@ class Scheduler:
         ]
 
     def _prefill_pieces(self) -> list[tuple[SequenceRecord, int]]:
-        """Oldest first, each up to its next multiple of the chunk, as long as a step's budget of one chunk lasts."""
-        budget = self.limits.prefill_chunk
-        pieces: list[tuple[SequenceRecord, int]] = []
-        for sequence in self._running:
-            if sequence.state is not SequenceState.PREFILLING:
-                continue
-            end = self._segment_end(sequence)
-            budget -= end - sequence.computed_tokens
-            if budget < 0:
-                break
-            pieces.append((sequence, end))
-        return pieces
+        """Those that share one chunk of tokens; each to the end of its share."""
+        line = [sequence for sequence in self._running if sequence.state is SequenceState.PREFILLING]
+        shares = share_step([self._prefill(sequence) for sequence in line], self.limits.prefill_chunk)
+        return [(each, each.computed_tokens + share) for each, share in zip(line, shares, strict=True) if share]
+
+    def _prefill(self, sequence: SequenceRecord) -> Prefill:
+        """A segment ends at the next frontier at which a state is wanted."""
+        computed, end = sequence.computed_tokens, len(sequence.token_ids)
+        wanted = sequence.held.wanted if self.cache.options.has_state else ()
+        piece_end = min((f.tokens for f in wanted if f.tokens > computed), default=end)
+        return Prefill(end - computed, min(piece_end, end) - computed)
 
     def _begin_resumes(self, sequences: Iterable[SequenceRecord]) -> tuple[Copy, ...]:
         """The copies that these need for their first segment. Their sources are let go of at once: the step runs the
@@ -360,14 +360,6 @@ class Scheduler:
                 self.cache.confirm_resume(sequence.held)
                 self._changes += 1
         return tuple(copies)
-
-    def _segment_end(self, sequence: SequenceRecord) -> int:
-        """The next multiple of the chunk, or the next frontier at which a state is wanted."""
-        chunk, computed = self.limits.prefill_chunk, sequence.computed_tokens
-        end = min((computed // chunk + 1) * chunk, len(sequence.token_ids))
-        if not self.cache.options.has_state:
-            return end
-        return min([end, *(f.tokens for f in sequence.held.wanted if f.tokens > computed)])
 
     def _segment(self, sequence: SequenceRecord, end: int) -> Segment:
         start, lease = sequence.computed_tokens, sequence.held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 
@@ -13,6 +14,7 @@ from bench.replay.requests import SimRequest, Symbols
 from bench.replay.sizes import Scale, Sizes, cache_options
 from cache import CaptureTicket, ContextCache, Copy, Fault, Match, PoolCounts, RequestLease, ReuseReport, Tier, audit
 from engine.frontiers import FrontierRules, with_places_on_the_way
+from engine.packing import Prefill, share_step
 
 _OUTPUT_STEP_TOKENS = 64
 _MOST_HELD_BACK_SECONDS = 30.0
@@ -160,7 +162,7 @@ class SimServer:
             if sequence.tried_at != self._changes or self._has_waited_enough(sequence):
                 if self._try_to_admit(sequence):
                     self._waiting.remove(sequence)
-                    self._prefilling.append(sequence)
+                    insort(self._prefilling, sequence, key=_arrival)
                     continue
                 sequence.tried_at = self._changes
             if not sequence.is_held_back:
@@ -226,20 +228,15 @@ class SimServer:
     # -- steps
 
     def _pieces(self) -> list[tuple[SimSequence, int]]:
-        """Oldest first, each to its next multiple of the chunk or its next frontier, within a budget of one chunk."""
-        chunk = budget = self._scale.chunk_symbols
-        pieces: list[tuple[SimSequence, int]] = []
-        for sequence in self._prefilling:
-            if sequence.held.is_restoring:
-                continue
-            start, goal = sequence.computed, self._goal(sequence)
-            ends = [f.tokens for f in sequence.held.wanted if f.tokens > start]
-            end = min([(start // chunk + 1) * chunk, goal, *ends])
-            budget -= end - start
-            if budget < 0:
-                break
-            pieces.append((sequence, end))
-        return pieces
+        """Those that share one chunk, as the engine's scheduler shares it; each to the end of its share."""
+        line = [sequence for sequence in self._prefilling if not sequence.held.is_restoring]
+        shares = share_step([self._prefill_of(sequence) for sequence in line], self._scale.chunk_symbols)
+        return [(each, each.computed + share) for each, share in zip(line, shares, strict=True) if share]
+
+    def _prefill_of(self, sequence: SimSequence) -> Prefill:
+        start, goal = sequence.computed, self._goal(sequence)
+        end = min([goal, *(f.tokens for f in sequence.held.wanted if f.tokens > start)])
+        return Prefill(goal - start, end - start)
 
     def _goal(self, sequence: SimSequence) -> int:
         return len(sequence.request.prompt) + self._scale.symbols(sequence.produced_tokens)
@@ -311,7 +308,7 @@ class SimServer:
                 continue
             if self.cache.grow(sequence.lease, needed):
                 continue
-            self._suspend(max((*self._prefilling, *self._decoding), key=lambda each: each.request.number))
+            self._suspend(max((*self._prefilling, *self._decoding), key=_arrival))
         return False
 
     def _suspend(self, sequence: SimSequence) -> None:
@@ -390,6 +387,10 @@ def _host_states(cache: ContextCache) -> PoolCounts:
     capacity, held = cache.options.host_states, cache.tiers.host_states
     in_flight = sum(demotion.state is not None for demotion in cache.demotions.under_way)
     return PoolCounts(capacity, capacity - held, cached=held - in_flight, pinned=0, in_flight=in_flight)
+
+
+def _arrival(sequence: SimSequence) -> tuple[float, int]:
+    return sequence.sent_at, sequence.request.number
 
 
 def _unknown(number: int, symbols: int) -> Symbols:

@@ -103,17 +103,25 @@ def test_decodes_come_first_and_a_prefill_chunk_rides_along():
 
 def test_a_last_piece_of_one_token_counts_as_a_decode_for_the_kernels():
     of = scheduler()
-    submit(of, ("a", 2), ("b", 9), ("c", 2))
-    assert shape(step(of)) == [("a", 0, 2)]
-    assert shape(step(of)) == [("a", 2, 3), ("b", 0, 8)]
-    assert shape(step(of)) == [("a", 3, 4), ("b", 8, 9), ("c", 0, 2)]
+    submit(of, ("a", 28), ("b", 5))
+    assert shape(step(of)) == [("a", 0, 4), ("b", 0, 4)]
+    assert shape(step(of)) == [("b", 4, 5), ("a", 4, 11)]
 
 
-def test_short_prompts_share_one_chunk():
+def test_short_prompts_share_one_chunk_to_its_last_token():
     of = scheduler()
-    submit(of, ("a", 3), ("b", 3), ("c", 3))
-    assert shape(step(of)) == [("a", 0, 3), ("b", 0, 3)]
-    assert shape(step(of)) == [("a", 3, 4), ("b", 3, 4), ("c", 0, 3)]
+    submit(of, ("a", 3), ("b", 3), ("c", 4))
+    assert shape(step(of)) == [("a", 0, 3), ("b", 0, 3), ("c", 0, 2)]
+    assert shape(step(of)) == [("a", 3, 4), ("b", 3, 4), ("c", 2, 4)]
+
+
+def test_a_short_prompt_is_computed_beside_the_long_one_that_came_before_it():
+    of = scheduler()
+    submit(of, ("a", 28))
+    step(of)
+    submit(of, ("b", 2))
+    assert shape(step(of)) == [("a", 8, 14), ("b", 0, 2)]
+    assert shape(step(of)) == [("b", 2, 3), ("a", 14, 22)]
 
 
 def test_admission_reserves_the_prompt_and_a_first_step_of_output():
@@ -150,7 +158,7 @@ def test_output_grows_in_steps():
 
 def test_growth_takes_what_is_there_when_a_whole_step_is_not():
     of = scheduler(pages=16, max_concurrency=2)
-    submit(of, ("a", 4, 28), ("b", 18, 4))
+    submit(of, ("a", 4, 28), ("b", 18, 5))
     for _ in range(6):
         step(of)
     assert (of.cache.pages.free, of.suspensions_total) == (0, 0)
@@ -337,7 +345,7 @@ def test_an_id_that_is_alive_is_refused():
 
 def test_a_failed_step_ends_its_requests_only():
     of = scheduler()
-    submit(of, ("a", 2), ("b", 8))
+    submit(of, ("a", 8), ("b", 8))
     plan = of.plan(0.0)
     assert [each.request_id for each in of.fail(plan, 0.0)] == ["a"]
     assert [each.request_id for each in of.running] == ["b"]

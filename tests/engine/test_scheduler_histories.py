@@ -178,12 +178,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0, 8.0, 15.0]), ends=st.booleans(), copies_fail=st.booleans())
     def step(self, seconds, ends, copies_fail):
         self.now += seconds
+        skipped = self.cache.stats.publish_skipped.total()
         plan = self.scheduler.plan(self.now)
         self.ended.update(sequence.request_id for sequence in self.scheduler.expire(self.now))
         if plan is None:
             assert not self.alive
             return
         self.check_plan(plan)
+        if self.cache.stats.publish_skipped.total() == skipped:
+            self.check_shares(plan)
         self.take_in(plan, END if ends else None, copies_fail=copies_fail)
 
     @rule(spoils=st.booleans())
@@ -237,12 +240,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             mine = set(table[segment.start // options.page_size :])
             assert not written & mine
             written |= mine
-            is_cut = segment.end % limits.prefill_chunk == 0 or segment.capture_slot is not None
-            assert segment.is_sampled or is_cut or self.was_wanted(segment)
 
-    def was_wanted(self, segment) -> bool:
-        """Whether a checkpoint was wanted at its end, which had to be left out."""
-        return bool(self.cache.stats.publish_skipped)
+    def check_shares(self, plan: StepPlan):
+        """Nothing of the budget is left while a prompt waits or is cut where no state is wanted; the oldest has half of
+        it, or as much as it can take. Not to be asked where a state that was wanted finds no slot."""
+        line = [each for each in self.scheduler.running if each.state is SequenceState.PREFILLING]
+        if not line:
+            return
+        of_request = {segment.request_id: segment for segment in plan.segments}
+        shares = {each.request_id: 0 for each in line}
+        shares |= {name: len(of_request[name].token_ids) for name in shares.keys() & of_request.keys()}
+        chunk, has_wish = self.scheduler.limits.prefill_chunk, False
+        for sequence in line:
+            share, left = shares[sequence.request_id], len(sequence.token_ids) - sequence.computed_tokens
+            has_ended = share == left or (share > 0 and of_request[sequence.request_id].capture_slot is not None)
+            has_wish |= not has_ended
+            assert sequence is not line[0] or has_ended or share >= -(-chunk // 2)
+        assert not has_wish or sum(shares.values()) == chunk
 
     @property
     def alive(self) -> set[str]:
