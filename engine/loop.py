@@ -118,7 +118,8 @@ class EngineLoop:
         """Queue a request, with a seed if it has none. Raises RequestError and its kinds for one that is refused."""
         if request.request_id in self._consumers:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", param="request_id")
-        self.scheduler.validate(request, also_waiting=len(self._inbox))
+        of_client = sum(each.request.client == request.client for each in self._inbox)
+        self.scheduler.validate(request, len(self._inbox), of_client)
         seed = request.sampling.seed
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed & (2**_SEED_BITS - 1)
         request = replace(request, sampling=replace(request.sampling, seed=seed))

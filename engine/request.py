@@ -69,6 +69,8 @@ class GenerationRequest:
     frontiers: tuple[Frontier, ...] = ()
     """Where this prompt is likely to be resumed. Without a turn closure among them, its last token but one is it."""
     thinking: Thinking = Thinking.IS_TEXT
+    client: str = ""
+    """Who sent it, as an opaque name: clients take turns. Empty where nobody tells, and then no share applies."""
 
 
 @dataclass(frozen=True, slots=True)

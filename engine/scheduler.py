@@ -1,8 +1,8 @@
 """Who computes what in the next step: admission, growth, suspension, and every exit.
 
-First come, first served, but for a request that waits for a prefix that another is about to publish: others may pass
-it until then. The oldest that runs can always go on by suspending younger ones, so every request ends. Pure logic: no
-tensors, no clock, no input or output.
+Clients take turns, and each client's requests come in order. Others may pass a request that waits for a prefix that
+another is about to publish, and for some time one that lacks room. The first that runs can always go on by suspending
+those behind it, so every request ends. Pure logic: no tensors, no clock, no input or output.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from cache import CaptureTicket, ContextCache, Copy, Match, check
 from engine.copies import CopyJobs, Landed, Transfers
-from engine.errors import ServerOverloadedError
 from engine.frontiers import FrontierRules, prompt_frontiers, with_places_on_the_way
 from engine.limits import SchedulerLimits, refuse_unservable
 from engine.packing import Prefill, share_step
 from engine.plan import Segment, StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, TokenLogprob
-from engine.sequence import SequenceRecord, SequenceState, turn
+from engine.sequence import SequenceRecord, SequenceState, order
 from engine.sequence_check import check_sequences
+from engine.turns import Turns, may_be_passed, refuse_beyond_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class Scheduler:
         self._running: list[SequenceRecord] = []
         self._resuming: list[SequenceRecord] = []
         self._captures: list[CaptureTicket] = []
+        self._turns = Turns()
         self._arrivals = 0
         self._changes = 0
         """Exits, captures and copies: without one, who had to wait has to go on waiting."""
@@ -78,17 +79,17 @@ class Scheduler:
         """Sequences that hold nothing, in the order in which they will be admitted."""
         return tuple(self._waiting)
 
-    def validate(self, request: GenerationRequest, also_waiting: int = 0) -> None:
-        """Refuse at once what can never be served, or not now. `also_waiting` requests are on their way here.
+    def validate(self, request: GenerationRequest, also_waiting: int = 0, also_of_client: int = 0) -> None:
+        """Refuse at once what can never be served, or not now. `also_waiting` requests are on their way here, so many
+        of them of the same client.
 
         Raises ContextLengthExceededError, ServerOverloadedError, or RequestError for an empty prompt.
         """
         refuse_unservable(request, self.limits)
-        if self._num_pending + also_waiting >= self._pending_allowance:
-            raise ServerOverloadedError(
-                f"{self._num_pending + also_waiting} requests are waiting, the queue holds "
-                f"{self.limits.max_pending_requests}; try again later"
-            )
+        pending, client = self._pending(), request.client
+        of_client = sum(sequence.request.client == client for sequence in pending) + also_of_client
+        most = self.limits.max_pending_requests
+        refuse_beyond_share(self._pending_allowance, most, len(pending) + also_waiting, of_client, client)
 
     def submit(self, request: GenerationRequest, now: float) -> None:
         """Queue a validated request; its seed is set. Raises ValueError for a request id that is alive."""
@@ -99,12 +100,13 @@ class Scheduler:
         sequence = SequenceRecord(
             request,
             arrival=self._arrivals,
+            turn=self._turns.take(request.client, self._waiting),
             submitted_at=now,
             max_total_tokens=min(total, self.limits.max_context_tokens),
             stop_token_ids=self._stop_token_ids(request),
         )
         self._alive[sequence.request_id] = sequence
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=order)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, after room was made for it and new requests were let in; None when there is nothing to do.
@@ -207,10 +209,6 @@ class Scheduler:
         return [sequence for sequence in self._waiting if sequence.state is SequenceState.WAITING]
 
     @property
-    def _num_pending(self) -> int:
-        return len(self._pending())
-
-    @property
     def _pending_allowance(self) -> int:
         """Requests beyond those that run already which may be here: free seats count while nobody waits for room."""
         waits_for_room = not all(sequence.is_held_back for sequence in self._waiting)
@@ -257,7 +255,7 @@ class Scheduler:
     def _step_back(self, sequence: SequenceRecord) -> None:
         """From those that run to those that wait."""
         self._running.remove(sequence)
-        insort(self._waiting, sequence, key=turn)
+        insort(self._waiting, sequence, key=order)
         self._changes += 1
 
     def _land(self, landed: Landed, now: float) -> None:
@@ -269,16 +267,24 @@ class Scheduler:
         self._changes += landed.has_changed_something
 
     def _admit(self, now: float) -> None:
+        lacking: list[SequenceRecord] = []
+        most_seconds = self.limits.pending_timeout_seconds / 4
         for sequence in tuple(self._waiting):
-            if len(self._running) >= self.limits.max_concurrency:
+            if len(self._running) >= self.limits.max_concurrency or not may_be_passed(lacking, now, most_seconds):
                 return
+            is_new = sequence.state is SequenceState.WAITING
             if self._may_be_admitted(sequence, now) and self._try_to_admit(sequence, now):
                 self._waiting.remove(sequence)
-                insort(self._running, sequence, key=turn)
+                insort(self._running, sequence, key=order)
+                if is_new:
+                    self._turns.let_in(sequence)
+                for each in lacking:
+                    each.times_passed += 1
                 continue
             sequence.tried_at = self._changes
             if not sequence.is_held_back:
-                return
+                sequence.lacks_room_since = now if sequence.lacks_room_since is None else sequence.lacks_room_since
+                lacking.append(sequence)
 
     def _may_be_admitted(self, sequence: SequenceRecord, now: float) -> bool:
         """Whether anything has changed since it had to wait: to match a long prompt at each step would cost much."""

@@ -52,6 +52,7 @@ class SequenceRecord:
         "first_token_at",
         "has_lost_restore",
         "is_held_back",
+        "lacks_room_since",
         "last_token_at",
         "lease",
         "max_total_tokens",
@@ -61,8 +62,10 @@ class SequenceRecord:
         "reuse",
         "stop_token_ids",
         "submitted_at",
+        "times_passed",
         "token_ids",
         "tried_at",
+        "turn",
     )
 
     def __init__(
@@ -70,12 +73,15 @@ class SequenceRecord:
         request: GenerationRequest,
         *,
         arrival: int,
+        turn: int,
         submitted_at: float,
         max_total_tokens: int,
         stop_token_ids: frozenset[int],
     ) -> None:
         self.request = request
         self.arrival = arrival
+        self.turn = turn
+        """When it is to be let in, among those that wait; see engine.turns."""
         self.submitted_at = submitted_at
         self.max_total_tokens = max_total_tokens
         """Prompt and output together."""
@@ -98,6 +104,10 @@ class SequenceRecord:
         """What it was to reuse could not be copied: it is to start from its first token."""
         self.is_held_back = False
         """Waits for what another is about to publish, not for room."""
+        self.lacks_room_since: float | None = None
+        """When it was first found that it fits nowhere, while it waits to be let in."""
+        self.times_passed = 0
+        """How many were let in since, though their turn was after its own."""
         self.tried_at = -1
         """The scheduler's count of changes when it was last found that it has to wait."""
         self._state = SequenceState.WAITING
@@ -193,6 +203,6 @@ class SequenceRecord:
         self._state = state
 
 
-def turn(sequence: SequenceRecord) -> tuple[bool, int]:
-    """The order of each line: those that were suspended, then those that have never run, each as they came."""
-    return sequence.state is SequenceState.WAITING, sequence.arrival
+def order(sequence: SequenceRecord) -> tuple[bool, int, int]:
+    """The order of each line: those that were suspended, then those that have never run, each by its turn."""
+    return sequence.state is SequenceState.WAITING, sequence.turn, sequence.arrival

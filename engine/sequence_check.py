@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from cache import ContextCache
-from engine.sequence import SequenceRecord, turn
+from engine.sequence import SequenceRecord, order
 
 
 def check_sequences(
@@ -23,7 +23,7 @@ def check_sequences(
         if sequence.lease is not None:
             violations.append(f"request {sequence.request_id!r} waits but holds a lease")
     for name, line in (("running", running), ("waiting", waiting)):
-        if list(line) != sorted(line, key=turn):
+        if list(line) != sorted(line, key=order):
             violations.append(f"the {name} requests are out of order: {[each.arrival for each in line]}")
     if alive != {sequence.request_id for sequence in (*running, *waiting)}:
         violations.append("a request that is alive neither runs nor waits")

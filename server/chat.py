@@ -99,13 +99,16 @@ def submit(
     request_id: str | None = None,
     param: str = "messages",
     namespace: str = "",
+    client: str = "",
 ) -> Generation:
     """Queue a prompt; `param` is the field in which the client sent it. Raises RequestError at once when it cannot be
     served."""
     request_id = request_id or new_answer_id("chatcmpl")
     with naming(param):
         return engine.submit(
-            GenerationRequest(request_id, prompt.token_ids, sampling, namespace, prompt.frontiers, prompt.thinking)
+            GenerationRequest(
+                request_id, prompt.token_ids, sampling, namespace, prompt.frontiers, prompt.thinking, client
+            )
         )
 
 

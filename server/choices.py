@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from engine.engine import Engine, Generation, SamplingParams
 from engine.errors import RequestError
+from engine.turns import kept_places
 from server.chat import Piece, Prompt, submit
 from server.errors import ApiError
 from server.schema.usage import (
@@ -40,13 +41,16 @@ async def submit_all(
     answer_id: str,
     param: str,
     namespace: str = "",
+    client: str = "",
 ) -> list[Generation]:
     """Queue `choices` answers to each prompt, in order; all of them or none. `param` is the prompt's field.
 
-    Raises ApiError (400) for more than can ever wait and run, else what `submit` raises.
+    Each counts as a request of `client`. Raises ApiError (400) for more than one client can ever have here, else what
+    `submit` raises.
     """
     count = len(prompts) * choices
-    most = engine.options.max_concurrency + engine.options.max_pending_requests
+    pending = engine.options.max_pending_requests
+    most = engine.options.max_concurrency + pending - kept_places(pending)
     if count > most:
         raise ApiError(
             400,
@@ -60,7 +64,7 @@ async def submit_all(
             for choice in range(choices):
                 request_id = f"{answer_id}-{len(generations)}" if count > 1 else answer_id
                 params = sampling_of_choice(sampling, choice)
-                generations.append(submit(engine, prompt, params, request_id, param, namespace))
+                generations.append(submit(engine, prompt, params, request_id, param, namespace, client))
     except RequestError:
         for generation in generations:
             await generation.aclose()

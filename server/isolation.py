@@ -25,6 +25,12 @@ class Isolation:
         self._is_by_key = is_by_key
         self._secret = secrets.token_bytes(_SECRET_BYTES)
 
+    def client(self, scope: Scope) -> str:
+        """Whose request it is, for the queue: the holder of one API key, or who sends from one address."""
+        key_number, address = scope["state"].get(KEY_NUMBER), scope.get("client")
+        text = f"key {key_number}" if key_number is not None else f"address {address[0] if address else ''}"
+        return blake2b(text.encode(), key=self._secret, digest_size=_DIGEST_BYTES).hexdigest()
+
     def namespace(self, scope: Scope, cache_salt: str | None) -> str:
         """Of a request: the same only for those that may share; empty for the one that all share."""
         key_number = scope["state"].get(KEY_NUMBER) if self._is_by_key else None

@@ -42,9 +42,12 @@ async def create_chat_completion(request: Request) -> Response:
     sampling = daemon.sampling_defaults.for_request(wanted)
     prompt = await unless_client_leaves(request, daemon.text_pool.run(_prompt_of(engine, wanted)))
     answer_id = new_answer_id("chatcmpl")
-    namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
+    namespace, client = (
+        daemon.isolation.namespace(request.scope, wanted.cache_salt),
+        daemon.isolation.client(request.scope),
+    )
     generations = await submit_all(
-        engine, [prompt], sampling, wanted.choices_per_prompt, answer_id, "messages", namespace
+        engine, [prompt], sampling, wanted.choices_per_prompt, answer_id, "messages", namespace, client
     )
     answers = [
         pieces(generation, watch=watch)

@@ -37,8 +37,11 @@ async def create_completion(request: Request) -> Response:
     work = _read_prompts(engine, wanted)
     prompts, echoes = await unless_client_leaves(request, daemon.text_pool.run(work))
     answer_id = new_answer_id("cmpl")
-    namespace = daemon.isolation.namespace(request.scope, wanted.cache_salt)
-    generations = await submit_all(engine, prompts, sampling, choices, answer_id, "prompt", namespace)
+    namespace, client = (
+        daemon.isolation.namespace(request.scope, wanted.cache_salt),
+        daemon.isolation.client(request.scope),
+    )
+    generations = await submit_all(engine, prompts, sampling, choices, answer_id, "prompt", namespace, client)
     watches = daemon.watch(request.scope, generations)
     answers = [pieces(generation, watch=watch) for generation, watch in zip(generations, watches, strict=True)]
     echoes = [echo for echo in echoes for _ in range(choices)]

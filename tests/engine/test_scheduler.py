@@ -139,11 +139,11 @@ def test_admission_reserves_no_more_than_the_request_may_use():
     assert of.cache.pages.counts().pinned == 4
 
 
-def test_a_request_waits_while_its_reservation_does_not_fit_and_nobody_overtakes_it():
+def test_a_request_waits_while_its_reservation_does_not_fit_and_what_fits_overtakes_it():
     of = scheduler(pages=16)
     submit(of, ("a", 20, 2), ("b", 8), ("c", 2, 1))
-    assert shape(step(of)) == [("a", 0, 8)]
-    assert [each.request_id for each in of.waiting] == ["b", "c"]
+    assert shape(step(of)) == [("a", 0, 6), ("c", 0, 2)]
+    assert [each.request_id for each in of.waiting] == ["b"]
 
 
 def test_output_grows_in_steps():

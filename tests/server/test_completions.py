@@ -102,14 +102,14 @@ async def test_more_choices_than_can_ever_wait_are_refused_and_a_full_queue_take
     app = create_app(settings.model_copy(update={"engine": engine_settings}))
     engine = await app.state.daemon.start()
     async with client_of(app) as client:
-        error = await error_of(client, CHAT, HELLO | {"n": 4})
+        error = await error_of(client, CHAT, HELLO | {"n": 3})
         assert (error["param"], error["code"]) == ("n", "invalid_value")
-        assert "at most 3" in error["message"]
+        assert "at most 2" in error["message"]
         assert (await error_of(client, TEXT, GO_ON | {"prompt": ["a"] * 4}))["param"] == "prompt"
         waiting = asyncio.create_task(client.post(CHAT, json=HELLO | {"max_tokens": 300}))
         while not engine.snapshot().running:
             await let_it_work()
-        refused = await error_of(client, CHAT, HELLO | {"n": 3}, 429)
+        refused = await error_of(client, CHAT, HELLO | {"n": 2}, 429)
         assert refused["code"] == "server_overloaded"
         assert (await waiting).status_code == 200
     assert await engine.drain()
