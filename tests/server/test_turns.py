@@ -7,7 +7,7 @@ import pytest
 from server.app import create_app
 from server.isolation import Isolation
 from tests.server.conftest import client_of
-from tests.waiting import until
+from tests.waiting import let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -36,9 +36,11 @@ async def test_a_light_client_is_served_beside_one_that_has_filled_its_share(set
     async with client_of(app, ("10.0.0.1", 1)) as heavy, client_of(app, ("10.0.0.2", 1)) as light:
         long = HELLO | {"max_tokens": 60, "ignore_eos": True}
         first = asyncio.create_task(heavy.post(CHAT, json=long))
-        await until(lambda: engine.snapshot().running == 1)
+        while engine.snapshot().running < 1:
+            await let_it_work()
         others = [asyncio.create_task(heavy.post(CHAT, json=long)) for _ in range(3)]
-        await until(lambda: engine.snapshot().waiting == 3)
+        while engine.snapshot().waiting < 3:
+            await let_it_work()
         refused = await heavy.post(CHAT, json=HELLO)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
         served = await light.post(CHAT, json=HELLO)
