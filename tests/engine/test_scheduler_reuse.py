@@ -16,10 +16,10 @@ def shape(plans):
     return [(each.request_id, each.start, each.end) for plan in plans for each in plan.segments]
 
 
-def test_segments_hold_a_chunk_and_end_at_the_frontiers_where_a_state_is_wanted():
+def test_segments_end_at_chunks_and_at_the_frontiers_where_a_state_is_wanted():
     frontiers = (Frontier(5, STABLE), Frontier(18, CLOSURE))
     plans = House().run("a", range(20), frontiers=frontiers)
-    assert shape(plans) == [("a", 0, 5), ("a", 5, 13), ("a", 13, 18), ("a", 18, 20)]
+    assert shape(plans) == [("a", 0, 5), ("a", 5, 8), ("a", 8, 16), ("a", 16, 18), ("a", 18, 20)]
     captured = [plan.segments[0].end for plan in plans if plan.segments[0].capture_slot is not None]
     assert captured == [5, 8, 18]
 
