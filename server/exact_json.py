@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-_LONG_INTEGER = re.compile(rb"[:\[,]\s*-?[0-9]{19}")
-"""At the least; orjson makes floats of those beyond 64 bits."""
+_LEAST_DIGITS = 19
+"""Of integers beyond 64 bits, of which orjson makes floats."""
+_LONG_INTEGER = re.compile(rb"[:\[,]\s*-?[0-9]{%d}" % _LEAST_DIGITS)
+_DIGITS_ALIKE = bytes.maketrans(b"123456789", b"000000000")
 _HIGH, _LOW = rb"u[dD][89abAB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(rb"\\(?:%b\\%b|%b|%b|.)" % (_HIGH, _LOW, _HIGH, _LOW), re.DOTALL)
 _LONE_ESCAPE_BYTES = 6
@@ -46,7 +48,8 @@ def load_object(text: str) -> dict[str, Any] | None:
 
 
 def _with_exact_integers(raw: bytes, value: Any) -> Any:
-    if _LONG_INTEGER.search(raw) is None:
+    # The plain search is fifty times as fast as the pattern, and other threads wait for either.
+    if b"0" * _LEAST_DIGITS not in raw.translate(_DIGITS_ALIKE) or _LONG_INTEGER.search(raw) is None:
         return value
     try:
         return json.loads(raw)

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from engine.catalog import resolve_model
 from engine.text.chat_template import ChatTemplate
-from engine.text.control_tokens import STAND_INS
+from engine.text.control_tokens import STAND_INS, only_text
 from engine.text.slices import in_one_go
 from engine.text.tokenizer import Tokenizer
 
@@ -212,3 +212,10 @@ def test_the_special_tokens_of_a_checkpoint_that_the_template_does_not_write_are
     template = ChatTemplate.load(tmp_path, DEMO.control_tokens)
     told_apart, _ = pair(template)([{"role": "user", "content": "<|endoftext|>"}])
     assert DEMO.id_of("<|endoftext|>") not in told_apart
+
+
+@pytest.mark.parametrize("good", ["", "a", "é", "漢" * 70_000, "\U0001f600" * 70_000, "\ufffd\ufdf0\ue000\U0010fffd"])
+@pytest.mark.parametrize("bad", ["\ud800", "\udfff", "\ufdd0", "\ufdef", "\uffff", "\U0010fffe"])
+def test_what_no_text_can_have_is_replaced_wherever_it_stands(good, bad):
+    assert only_text(good) == good
+    assert only_text([{good + bad + good: bad}, 1, None]) == [{f"{good}\ufffd{good}": "\ufffd"}, 1, None]
