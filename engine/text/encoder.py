@@ -105,7 +105,8 @@ class TextEncoder:
         length = max(_CHARACTERS_PER_TOKEN * (max_tokens - tokens_before), _SLICE_CHARACTERS)
         while length <= len(text) // 2:
             encoding = self._library.encode_batch([text[:length]], add_special_tokens=False)[0]
-            _refuse_from(tokens_before + _sure_tokens(encoding), max_tokens)
+            # What follows can change how the end of a word is cut, and by that the word; it never halves its tokens.
+            _refuse_from(tokens_before + max(_sure_tokens(encoding), len(encoding) // 2), max_tokens)
             yield
             length *= 2
 

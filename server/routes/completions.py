@@ -65,8 +65,8 @@ def _read_prompts(engine: Engine, wanted: CompletionRequest) -> Slices[tuple[lis
             token_ids = encoded.token_ids
         else:
             token_ids = prompt
-        prompts.append(Prompt(tuple(token_ids)))
         refuse_overlong(len(token_ids), engine.max_context_tokens)
+        prompts.append(Prompt(tuple(token_ids)))
         if not wanted.echo:
             echoes.append("")
         else:

@@ -45,7 +45,9 @@ def test_encoding_ends_with_the_slice_that_passes_the_context():
     assert slices(ENCODER.encode(text, max_tokens=5000)) <= 3 < slices(ENCODER.encode(text))
 
 
-@pytest.mark.parametrize("text", ["0123456789" * 10_000, "the quick brown fox. " * 8_000], ids=["digits", "words"])
+@pytest.mark.parametrize(
+    "text", ["0123456789" * 10_000, "the quick brown fox. " * 8_000, "a" * 100_000], ids=["digits", "words", "one word"]
+)
 def test_a_text_that_is_far_too_long_is_encoded_in_part(text):
     with pytest.raises(ContextLengthExceededError) as refused:
         in_one_go(TOKENIZER.text_encoder.encode(text, max_tokens=4_096))
