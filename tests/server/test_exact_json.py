@@ -4,7 +4,7 @@ import json
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.exact_json import load
@@ -17,6 +17,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(VALUES, st.sampled_from([None, 1]), st.booleans())
 def test_every_value_comes_back(value, indent, ensure_ascii):
     raw = json.dumps(value, indent=indent, ensure_ascii=ensure_ascii).encode()

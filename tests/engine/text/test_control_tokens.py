@@ -103,7 +103,7 @@ CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(texts=st.tuples(harmless, harmless, harmless))
 def test_harmless_text_has_the_ids_of_the_whole_text(case, texts):
     told_apart, whole = ENCODERS[case](conversation(*texts))
@@ -111,7 +111,7 @@ def test_harmless_text_has_the_ids_of_the_whole_text(case, texts):
         assert told_apart == whole
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(texts=st.tuples(harmless, harmless, harmless))
 def test_harmless_text_has_the_ids_of_the_whole_text_in_the_bundled_model(texts):
     told_apart, whole = DEMO_ENCODER(conversation(*texts))
@@ -119,7 +119,7 @@ def test_harmless_text_has_the_ids_of_the_whole_text_in_the_bundled_model(texts)
         assert told_apart == whole
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(parts=st.tuples(*[st.lists(st.sampled_from([*CONTROL, "a", " ", ">", "<", "<|im_", "end|>"])).map("".join)] * 3))
 def test_no_text_adds_a_control_token(parts):
     system, question, answer = parts
