@@ -16,6 +16,8 @@ from engine.weights.quantize import quantize_checkpoint
 
 _BUNDLED = Path(__file__).resolve().parent / "bundled"
 _NVFP4_SUFFIX = "-nvfp4"
+_SHOWN_FILES = 5
+_GGUF_ADVICE = "; of a GGUF model, serve what it was made from: its hub id, such as org/name, or that as a folder"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 logger = logging.getLogger("dalsegno.models")
@@ -145,12 +147,25 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _checked_folder(path: Path) -> Path:
+    try:
+        return _folder_of_model(path)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror}; let this user read it and its files") from error
+
+
+def _folder_of_model(path: Path) -> Path:
     if not path.exists():
         raise ModelLoadError(f"{path}: there is no such folder; expected a model in Hugging Face layout")
     if not path.is_dir():
-        raise ModelLoadError(f"{path} is a file; give the folder that holds config.json and the weights")
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{path} has no config.json; expected a model folder in Hugging Face layout")
+        is_gguf = path.suffix == ".gguf"
+        what, advice = ("a GGUF file, which is not served", _GGUF_ADVICE) if is_gguf else ("a file", "")
+        raise ModelLoadError(f"{path} is {what}; give the folder that holds config.json and the weights{advice}")
+    names = sorted(each.name for each in path.iterdir())
+    if "config.json" not in names:
+        if any(name.endswith(".gguf") for name in names):
+            raise ModelLoadError(f"{path} holds a model as GGUF, which is not served{_GGUF_ADVICE}")
+        found = f"it holds {', '.join(names[:_SHOWN_FILES])}" if names else "it is empty"
+        raise ModelLoadError(f"{path} has no config.json ({found}); expected a model folder in Hugging Face layout")
     return path.resolve()
 
 

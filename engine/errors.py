@@ -62,10 +62,13 @@ class ChatTemplateError(EngineError):
 
 
 class InsufficientMemoryError(EngineError):
-    """A buffer does not fit (exit code 5)."""
+    """A buffer does not fit (exit code 5). `largest`: the most that the flag may say here, where that is known."""
 
-    def __init__(self, flag: str, needed_bytes: int, available_bytes: int, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {needed_bytes:,} bytes but {available_bytes:,} are available; lower {flag}")
+    def __init__(
+        self, flag: str, needed_bytes: int, available_bytes: int, purpose: str, largest: int | None = None
+    ) -> None:
+        advice = f"lower {flag}" if largest is None or largest < 1 else f"lower {flag} to {largest} or less"
+        super().__init__(f"{purpose} needs {needed_bytes:,} bytes but {available_bytes:,} are available; {advice}")
         self.flag = flag
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes

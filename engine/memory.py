@@ -34,6 +34,8 @@ LEAST_CHECKPOINT_SLOTS = 16
 """State slots beyond the running requests', where nobody says."""
 TOKENS_PER_CHECKPOINT = 8192
 """Of KV pages, for each state slot beyond the running requests', on a GPU. See docs/memory.md for how it was found."""
+LEAST_CONTEXT_TOKENS = 256
+"""A shorter context is served to those alone who ask for it: not even a greeting with its answer is sure to fit."""
 MAX_AUTOMATIC_PAGES = 2**18
 """The cache keeps a record of each page in Python; models for which more would fit are small enough without."""
 
@@ -177,7 +179,7 @@ def plan_memory(
     pages, slots = divide.for_cpu(pages_per_context) if on_cpu else divide.for_gpu()
     if options.max_context is None:
         context = min(context, pages * page_size)
-    _require_context(options, context, pages, page_size, page_bytes)
+    _require_context(options, context, config.max_position_embeddings, pages, page_size, page_bytes)
     left -= pages * page_bytes + slots * slot_bytes
     units_per_state = max(1, -(-slot_bytes // page_bytes))
     least_units = units_per_state + 1 if slot_bytes else 1
@@ -277,11 +279,12 @@ class _Division:
         if options.kv_pages is not None:
             needed, purpose = options.kv_pages * self.page_bytes, f"the KV cache of {options.kv_pages} pages"
             if needed > left:
-                raise InsufficientMemoryError("--kv-pages", needed, left, purpose)
+                raise InsufficientMemoryError("--kv-pages", needed, left, purpose, left // self.page_bytes)
             return options.kv_pages
         if options.kv_cache_mib is not None:
-            if options.kv_cache_mib * _MIB > left:
-                raise InsufficientMemoryError("--kv-cache-mib", options.kv_cache_mib * _MIB, left, "the KV cache")
+            needed = options.kv_cache_mib * _MIB
+            if needed > left:
+                raise InsufficientMemoryError("--kv-cache-mib", needed, left, "the KV cache", left // _MIB)
             return options.kv_cache_mib * _MIB // self.page_bytes
         return None
 
@@ -293,7 +296,8 @@ def _host_bytes(options: EngineOptions, room_bytes: int, ram: Ram, share: float)
         return min(int(ram.total_bytes * _HOST_SHARE_OF_RAM), int(room_bytes * share))
     if options.host_cache_mib * _MIB > room_bytes:
         purpose = f"a host cache of {options.host_cache_mib:,} MiB"
-        raise InsufficientMemoryError("--host-cache-mib", options.host_cache_mib * _MIB, room_bytes, purpose)
+        needed = options.host_cache_mib * _MIB
+        raise InsufficientMemoryError("--host-cache-mib", needed, room_bytes, purpose, room_bytes // _MIB)
     return options.host_cache_mib * _MIB
 
 
@@ -310,16 +314,34 @@ def _host_units(options: EngineOptions, host_bytes: int, unit_bytes: int, least_
     return 0
 
 
-def _require_context(options: EngineOptions, context: int, pages: int, page_size: int, page_bytes: int) -> None:
-    """One full context must fit in the pages, and no context is shorter than two tokens."""
-    needed = -(-max(context, 2) // page_size)
+def _require_context(
+    options: EngineOptions, context: int, positions: int, pages: int, page_size: int, page_bytes: int
+) -> None:
+    """One full context must fit in the pages; one that nobody asked for is not shorter than is of use."""
+    held = pages * page_size
+    if options.max_context is not None:
+        needed = -(-context // page_size)
+        if needed > pages:
+            purpose = f"one conversation of {context:,} tokens"
+            raise InsufficientMemoryError("--max-context", needed * page_bytes, pages * page_bytes, purpose, held)
+        return
+    if pages == 0:
+        raise InsufficientMemoryError("--page-size", page_bytes, 0, f"one KV page of {page_size} tokens")
+    least = min(LEAST_CONTEXT_TOKENS, positions)
+    needed = -(-least // page_size)
     if needed <= pages:
         return
-    if options.max_context is not None:
-        flag, purpose = "--max-context", f"one conversation of {context:,} tokens"
-    else:
-        flag, purpose = "--page-size", f"one KV page of {page_size} tokens"
-    raise InsufficientMemoryError(flag, needed * page_bytes, pages * page_bytes, purpose)
+    purpose = f"a context of {least} tokens, the least without --max-context,"
+    if options.kv_pages is not None:
+        raise UnusableOptionError(
+            f"--kv-pages is {options.kv_pages} ({held} tokens); {purpose} needs {needed} pages; raise it"
+        )
+    if options.kv_cache_mib is not None:
+        mib = -(-needed * page_bytes // _MIB)
+        raise UnusableOptionError(
+            f"--kv-cache-mib is {options.kv_cache_mib} ({held} tokens); {purpose} needs {mib} MiB; raise it"
+        )
+    raise InsufficientMemoryError("--max-context", needed * page_bytes, pages * page_bytes, purpose, held)
 
 
 def _mib(size_bytes: int) -> str:

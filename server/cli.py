@@ -1,102 +1,35 @@
-"""The command `dalsegno`: its verbs, and how every failure becomes one line and an exit code."""
+"""The command `dalsegno`: imports next to nothing before it can be interrupted without a traceback."""
 
 from __future__ import annotations
 
-import logging
 import sys
-from typing import Annotated
 
-import typer
-
-from engine.errors import EngineError
-from engine.openmp import choose_waiting
-from server.commands import bench, chat, config, doctor, drill, generate, inspect, pull, quantize, replay, serve, watch
-from server.commands.foreign_flags import HINTS
-from server.configuration import ConfigurationError
-from server.exit_codes import ExitCode, exit_code_of
-from server.listener import PortTakenError
-from server.process_end import end_process
-from server.settings import NOT_BUILT_FLAGS
-from server.stdio import occupy_descriptors, silence_output
-from server.version import package_version
-
-app = typer.Typer(
-    name="dalsegno",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        print(f"dalsegno {package_version()}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """An OpenAI-compatible serving daemon for hybrid language models."""
-
-
-app.command("serve")(serve.serve)
-app.command("chat")(chat.chat)
-app.command("generate")(generate.generate)
-app.command("pull")(pull.pull)
-app.command("quantize")(quantize.quantize)
-app.command("inspect")(inspect.inspect)
-app.command("bench")(bench.bench)
-app.command("replay")(replay.replay)
-app.command("watch")(watch.watch)
-app.add_typer(drill.app, name="drill")
-app.command("doctor")(doctor.doctor)
-app.command("config")(config.config)
+_INTERRUPTED = 130
 
 
 def main() -> None:
     """The entry point; ends the process with one of ExitCode."""
-    choose_waiting()
-    occupy_descriptors()
-    code = run(sys.argv[1:])
-    if "torch" in sys.modules:
-        end_process(code)
+    code = _INTERRUPTED
+    try:
+        from engine.openmp import choose_waiting
+        from server.process_end import end_process
+        from server.stdio import occupy_descriptors
+
+        choose_waiting()
+        occupy_descriptors()
+        code = run(sys.argv[1:])
+        if "torch" in sys.modules:
+            end_process(code)
+    except KeyboardInterrupt:
+        pass
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line; failures are told on standard error in one line, with a traceback at log level debug."""
+    """Run a command line; Ctrl-C is no failure to tell about, however early it comes."""
     try:
-        _refuse_known_flags(arguments)
-        app(arguments)
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else ExitCode.OK if exit_.code is None else ExitCode.FAILED
+        from server.verbs import run_verb
+
+        return run_verb(arguments)
     except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        silence_output()
-        return ExitCode.FAILED
-    except (ConfigurationError, EngineError, PortTakenError, OSError) as error:
-        if logging.getLogger("dalsegno").isEnabledFor(logging.DEBUG):
-            logging.getLogger("dalsegno").debug("the command failed", exc_info=error)
-        print(f"dalsegno: {error}", file=sys.stderr)
-        return exit_code_of(error)
-    return ExitCode.OK
-
-
-def _refuse_known_flags(arguments: list[str]) -> None:
-    """Those of a later version, and those of other servers: with what to do, where a similar name would lead astray."""
-    for argument in arguments:
-        if argument == "--":
-            return
-        flag = argument.partition("=")[0]
-        if flag in NOT_BUILT_FLAGS:
-            raise ConfigurationError(f"{flag} is not built yet; leave it out")
-        if flag in HINTS:
-            servers, hint = HINTS[flag]
-            raise ConfigurationError(f"{flag} is a flag of {servers}; {hint}")
+        return _INTERRUPTED

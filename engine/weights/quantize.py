@@ -143,7 +143,10 @@ def _read_source_config(src: Path) -> dict[str, Any]:
     quantization = read_quantization_config(src)
     if quantization is not None:
         what = " ".join(filter(None, (quantization.method, quantization.algorithm)))
-        raise WeightsError(f"{src}: already quantised ({what}); expected float32, bfloat16 or float16 weights")
+        raise WeightsError(
+            f"{src}: already quantised ({what}), so it can be served as it is; expected float32, bfloat16 or float16 "
+            "weights to quantise"
+        )
     return read_json(src / "config.json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -29,3 +30,9 @@ def quantize(
     for layer in report.layers:
         table.add_row(layer.name, f"{layer.relative_error:.4f}")
     Console().print(table)
+    print(f"it is in {destination}; serve it with: dalsegno serve {shlex.quote(_as_folder(destination))}")
+
+
+def _as_folder(path: Path) -> str:
+    """So written that it is a folder and no short name or hub id."""
+    return str(path) if path.is_absolute() or path.parts[:1] in ((".",), ("..",)) else f"./{path}"

@@ -3,8 +3,9 @@
 import pytest
 import typer.main
 
-from server.cli import app, run
+from server.cli import run
 from server.commands.foreign_flags import HINTS
+from server.verbs import app
 
 pytestmark = pytest.mark.usefixtures("quiet_logging")
 

@@ -367,7 +367,7 @@ async def test_a_loop_that_is_killed_leaves_nobody_waiting(running_engine):
 
 
 async def test_an_engine_that_was_never_started_refuses_and_stops(tiny_folder):
-    engine = Engine.load(tiny_folder, EngineOptions(kv_pages=8, page_size=4))
+    engine = Engine.load(tiny_folder, EngineOptions(kv_pages=8, page_size=4, max_context=32))
     with pytest.raises(EngineUnavailableError, match="starting"):
         engine.submit(request(PROMPTS[0]))
     await engine.stop()
