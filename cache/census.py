@@ -9,6 +9,8 @@ from cache.checkpoints import Checkpoint
 from cache.context import ContextCache
 from cache.types import CheckpointKind, Tier
 
+_POOLS = ("device_kv_pages", "device_state_slots", "host_units", "host_state_slots")
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -53,12 +55,12 @@ def take_census(cache: ContextCache, now: float, most: int) -> Census:
 
 
 def oldest_entry_seconds(cache: ContextCache, now: float) -> dict[str, float]:
-    """How long ago the entry was used that was used longest ago, by pool; a pool without one is absent."""
-    oldest: dict[str, float] = {}
+    """How long ago the entry was used that was used longest ago, by pool; 0 for a pool without one."""
+    oldest: dict[str, float] = dict.fromkeys(_POOLS, now)
     for each in cache.tiers.store:
         for pool, is_there in _places(each):
             if is_there:
-                oldest[pool] = min(oldest.get(pool, now), each.last_used_at)
+                oldest[pool] = min(oldest[pool], each.last_used_at)
     return {pool: max(now - used_at, 0.0) for pool, used_at in oldest.items()}
 
 

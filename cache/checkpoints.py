@@ -24,6 +24,7 @@ class Checkpoint:
     __slots__ = (
         "benefit_tokens",
         "device_node",
+        "gave_way",
         "host_state",
         "host_tail",
         "is_in_host",
@@ -66,6 +67,8 @@ class Checkpoint:
         self.is_superseded = False
         self.pins = 0
         self.loss: LossReason | None = None
+        self.gave_way = False
+        """Whether it is lost for want of room: others needed it, or requests that run had all of it."""
         self.slot: Lease | None = None
         """The state on the device; always None in a model without recurrent states."""
         self.device_node: Node | None = None

@@ -12,11 +12,10 @@ from cache.checkpoints import Checkpoint
 from cache.costs import Costs
 from cache.demotion import Demotion, Demotions
 from cache.faults import Fault, Faults
-from cache.leases import CaptureTicket, Match, RequestLease, copies_of
+from cache.leases import CaptureTicket, Match, RequestLease, copies_of, slots_in_use
 from cache.losses import report
 from cache.matching import Found, find_checkpoint, find_pages, host_tokens
 from cache.pools import Holder, Lease, Pool, UnitState
-from cache.replicas import Replica
 from cache.retention import Retention
 from cache.stats import CacheStats
 from cache.tiers import Tiers
@@ -73,7 +72,7 @@ class ContextCache:
     def miss(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
         """A match that reuses nothing and pins nothing, for a request that what it could reuse leaves no room for."""
         known = self._find(namespace, tokens).known
-        return self._open_match(request_id, namespace, tokens, Found(known=known))
+        return self._open_match(request_id, namespace, tokens, Found(known=known), is_chosen=False)
 
     def release(self, match: Match) -> None:
         """Let go of what a match pinned. Harmless when it was admitted or released before."""
@@ -111,7 +110,7 @@ class ContextCache:
         found = self.report(match, wanted)
         self.retention.learn(match, now)
         slot = self.tiers.take_slot(match.holder, match.namespace) if self.options.has_state else None
-        fresh = self._take_pages(new_pages, match)
+        fresh = self.tiers.take_pages(new_pages, match.holder, match.namespace)
         if fresh is None:
             if slot is not None:
                 slot.close()
@@ -187,7 +186,7 @@ class ContextCache:
             return True
         if not self.tiers.has_room(missing, slots=0):
             return False
-        pages = self._take_pages(missing, lease)
+        pages = self.tiers.take_pages(missing, lease.holder, lease.namespace)
         lease.pages.extend(pages or ())
         return pages is not None
 
@@ -209,9 +208,9 @@ class ContextCache:
             if reason is SkipReason.ALREADY_CACHED:
                 self.retention.again(lease, lease.tokens[: frontier.tokens])
             if reason.is_loss and frontier.kind is not CheckpointKind.PRIVATE_LONG_ANCHOR:
-                self.retention.miss_out(
-                    lease, lease.tokens[: frontier.tokens], frontier.kind, LossReason.PUBLISH_SKIPPED
-                )
+                tokens = lease.tokens[: frontier.tokens]
+                is_crowded = reason is SkipReason.SLOTS_PINNED and self._every_slot_is_in_use()
+                self.retention.miss_out(lease, tokens, frontier.kind, LossReason.PUBLISH_SKIPPED, gives_way=is_crowded)
             return reason
         lease.tickets.append(ticket := CaptureTicket(lease, frontier, slot))
         return ticket
@@ -277,7 +276,7 @@ class ContextCache:
 
     def report(self, match: Match, wanted: Sequence[Frontier]) -> ReuseReport:
         """What the request reuses and why the rest, up to its own last frontier, is computed."""
-        expected = self.retention.expectation.of(match)
+        expected = self.retention.expectation.of(match, self.costs)
         return report(match, wanted, expected, has_reuse=self.options.prefix_reuse)
 
     def reset(self, tiers: Iterable[Tier] = (Tier.DEVICE, Tier.HOST)) -> dict[Tier, ResetCounts]:
@@ -307,7 +306,9 @@ class ContextCache:
     def _running(self, namespace: str) -> Iterable[RequestLease]:
         return (lease for lease in self._leases.values() if lease.namespace == namespace)
 
-    def _open_match(self, request_id: str, namespace: str, tokens: Tokens, found: Found) -> Match:
+    def _open_match(
+        self, request_id: str, namespace: str, tokens: Tokens, found: Found, *, is_chosen: bool = True
+    ) -> Match:
         if request_id in self._matches or request_id in self._leases:
             raise ValueError(f"request {request_id!r} holds a match or a lease already")
         match = Match(
@@ -323,6 +324,7 @@ class ContextCache:
             host_tokens=host_tokens(found, self.options),
             known=found.known,
             holder=Holder(UnitState.PINNED, request_id),
+            is_chosen=is_chosen,
         )
         for page in match.held_pages:
             page.pin(match.holder)
@@ -358,12 +360,11 @@ class ContextCache:
             return SkipReason.SLOTS_PINNED
         return SkipReason.SLOTS_WORTH_MORE if self.tiers.is_anchor_worth_less(kind) else None
 
-    def _take_pages(self, count: int, owner: Match | RequestLease) -> list[Replica] | None:
-        """None where the pool says that so many are there, and they are nobody's: until an audit, they are lost."""
-        self.tiers.free_pages(count, owner.namespace)
-        if self.pages.free < count:
-            return None
-        return [Replica(lease, Tier.DEVICE) for lease in self.pages.singles(owner.holder, count)]
+    def _every_slot_is_in_use(self) -> bool:
+        """Or else slots are with nobody."""
+        matched = (match.checkpoint for match in self._matches.values())
+        read = (*matched, *(demotion.checkpoint for demotion in self.demotions.under_way))
+        return slots_in_use(self._leases.values(), read) >= self.slots.capacity
 
     def _quarantine(self, lease: RequestLease, checkpoint: Checkpoint | None) -> None:
         """Nobody is to find it any more, but why it is gone is remembered, even while others still read from it."""

@@ -182,6 +182,7 @@ class Demotions:
         tail = Replica(tiers.host.lease(holder, 1), Tier.HOST) if checkpoint.tail else None
         state = tiers.host.lease(holder, tiers.options.host_units_per_state) if states else None
         tiers.host_states += states
+        tiers.stats.granted[tiers.host.name] += self._units_of(checkpoint, missing)
         tiers.copied_pages += checkpoint.device_pages
         copies = _copies(checkpoint, missing, pages, tail, state)
         demotion = Demotion(

@@ -1,4 +1,7 @@
-"""What a plain cache of the same size would have saved: the yardstick that tells a fault from a lack of memory."""
+"""What a prompt is owed: what a plain cache of the same size would have saved, and what no want of room took.
+
+It is the yardstick that tells a fault from a lack of memory.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cache.checkpoints import Checkpoint
+from cache.costs import Costs
 from cache.leases import Match, RequestLease
-from cache.matching import restore_bytes
+from cache.matching import restore_bytes, soonest
 from cache.types import CacheOptions, CheckpointKind, LossReason
 
 _COUNTED = frozenset(
@@ -28,6 +32,25 @@ class Expected:
     tokens: int = 0
     reason: LossReason = LossReason.STRUCTURAL
     """Why less is reused, where less is."""
+    fault_tokens: int = 0
+    """Those to be expected whatever a plain cache would have kept, because nothing needed their room."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What such a cache keeps of one checkpoint. Mutable: only its Expectation may touch it."""
+
+    own_pages: int
+    """That no other here stands on."""
+    has_lines: bool = False
+    """Whether turns stand on it; only a shared prefix has any."""
+    only_line: int | None = None
+    """The one turn that stands on it: that turn makes it needless until another conversation comes."""
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether it takes no state of its own."""
+        return self.only_line is not None
 
 
 class Expectation:
@@ -41,12 +64,16 @@ class Expectation:
         """`leases` are those of the requests that run: they take slots and pages on the device."""
         self._options = options
         self._leases = leases
-        self._own_pages: OrderedDict[int, int] = OrderedDict()
-        """By the numbers of checkpoints, the one used longest ago first: pages that no other here stands on."""
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        """By the numbers of checkpoints, the one used longest ago first."""
         self._pages = 0
+        self._spared: dict[int, set[int]] = {}
+        """By the number of a turn, the shared prefixes of which it is the only line."""
+        self._spared_states = 0
 
     def __contains__(self, checkpoint: Checkpoint) -> bool:
-        return checkpoint.number in self._own_pages
+        entry = self._entries.get(checkpoint.number)
+        return entry is not None and not entry.is_spared
 
     def computed(self, checkpoint: Checkpoint, ancestors: Sequence[Checkpoint], lease: RequestLease) -> None:
         """Its frontier was computed by `lease`, whether it was kept or not; `ancestors` are those on its path, deepest
@@ -54,14 +81,17 @@ class Expectation:
         if checkpoint.kind not in _COUNTED:
             return
         if checkpoint.kind is CheckpointKind.PRIVATE_TURN_CLOSURE:
+            self._stand(checkpoint, ancestors)
             for each in ancestors:
                 if not each.kind.is_shared:
                     self._drop(each.number)
-        self._drop(checkpoint.number)
-        below = next((each.frontier_tokens for each in ancestors if each in self), 0)
-        own = self._options.pages_of(checkpoint.frontier_tokens) - below // self._options.page_size
-        self._own_pages[checkpoint.number] = own
-        self._pages += own
+        former = self._entries.pop(checkpoint.number, None)
+        self._pages -= former.own_pages if former is not None else 0
+        below = next((each.frontier_tokens for each in ancestors if each.number in self._entries), 0)
+        entry = former or _Entry(0)
+        entry.own_pages = self._options.pages_of(checkpoint.frontier_tokens) - below // self._options.page_size
+        self._entries[checkpoint.number] = entry
+        self._pages += entry.own_pages
         self.used(each for each in ancestors if each.kind.is_shared)
         self._trim({lease.request_id: checkpoint.frontier_tokens})
 
@@ -72,32 +102,103 @@ class Expectation:
     def used(self, checkpoints: Iterable[Checkpoint]) -> None:
         """A request began with these; deepest first, so that what others stand on outlives them."""
         for each in checkpoints:
-            if each in self:
-                self._own_pages.move_to_end(each.number)
+            if each.number in self._entries:
+                self._entries.move_to_end(each.number)
 
-    def of(self, match: Match) -> Expected:
-        """What such a cache would have saved of the prompt. What would have to be copied and was left alone, because to
-        compute is quicker, is no loss; what lies ready and was not used is one."""
+    def of(self, match: Match, costs: Costs) -> Expected:
+        """What the prompt is owed. What would have to be copied and was left alone, because to compute is quicker, is
+        no loss; what lies ready and was not used is one."""
         known = match.known
         if known.tree is None:
             return Expected()
-        on_path = known.tree.checkpoints_on(known.nodes, match.tokens, len(match.tokens) - 1)
+        on_path = list(known.tree.checkpoints_on(known.nodes, match.tokens, len(match.tokens) - 1))
         found = next((each for each in on_path if each in self), None)
-        if found is None:
-            return Expected()
+        kept = Expected() if found is None else self._kept(found, match)
+        fault = self._lost_without_need(match, on_path) or self._left_alone(match, on_path, costs)
+        if fault is None:
+            return kept
+        tokens, reason = fault
+        return Expected(max(tokens, kept.tokens), reason if tokens >= kept.tokens else kept.reason, tokens)
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._spared.clear()
+        self._pages = self._spared_states = 0
+
+    def _kept(self, found: Checkpoint, match: Match) -> Expected:
+        """What a plain cache would have saved."""
         if self._options.has_state:
             is_left_alone = found.loss is None and restore_bytes(found, self._options) > 0
         else:
-            is_left_alone = known.reason is LossReason.STRUCTURAL
+            is_left_alone = match.known.reason is LossReason.STRUCTURAL
         tokens = min(found.frontier_tokens, match.cached_tokens) if is_left_alone else found.frontier_tokens
         return Expected(tokens, found.loss or LossReason.STRUCTURAL)
 
-    def clear(self) -> None:
-        self._own_pages.clear()
-        self._pages = 0
+    @staticmethod
+    def _lost_without_need(match: Match, on_path: Sequence[Checkpoint]) -> tuple[int, LossReason] | None:
+        """The deepest frontier that is gone although nothing needed its room. What a later turn, which gave way, had
+        made needless is not asked."""
+        has_given_way = False
+        for each in on_path:
+            if each.frontier_tokens <= match.cached_tokens:
+                return None
+            if each.loss is None or (has_given_way and not each.kind.is_shared):
+                continue
+            if not each.gave_way:
+                return each.frontier_tokens, each.loss
+            has_given_way = has_given_way or each.kind is CheckpointKind.PRIVATE_TURN_CLOSURE
+        return None
+
+    def _left_alone(self, match: Match, on_path: Sequence[Checkpoint], costs: Costs) -> tuple[int, LossReason] | None:
+        """What is there, would have been quicker to resume, and was not found."""
+        if not match.is_chosen:
+            return None
+        if self._options.has_state:
+            live = [each for each in on_path if each.loss is None]
+            if not live or live[0].frontier_tokens <= match.cached_tokens:
+                return None
+            best = soonest(live, len(match.tokens), self._options, costs)
+            is_better = best is not None and best.frontier_tokens > match.cached_tokens
+            return (best.frontier_tokens, LossReason.STRUCTURAL) if best is not None and is_better else None
+        ready = 0
+        for node in match.known.nodes[1:]:
+            if node.page is None:
+                break
+            ready += self._options.page_size
+        return (ready, LossReason.STRUCTURAL) if ready > match.cached_tokens else None
+
+    def _stand(self, turn: Checkpoint, ancestors: Sequence[Checkpoint]) -> None:
+        """Note which conversations go on from the shared prefixes above a turn."""
+        own = {turn.number, *(each.number for each in ancestors if not each.kind.is_shared)}
+        for each in ancestors:
+            entry = self._entries.get(each.number)
+            if entry is None or not each.kind.is_shared:
+                continue
+            is_alone = not entry.has_lines or entry.only_line in own
+            self._let_stand(each.number, entry, turn.number if is_alone else None)
+            entry.has_lines = True
 
     def _drop(self, number: int) -> None:
-        self._pages -= self._own_pages.pop(number, 0)
+        entry = self._entries.pop(number, None)
+        if entry is None:
+            return
+        self._pages -= entry.own_pages
+        self._let_stand(number, entry, None)
+        for each in tuple(self._spared.get(number, ())):
+            self._drop(each)
+
+    def _let_stand(self, number: int, entry: _Entry, line: int | None) -> None:
+        """`line` alone stands on it from now on; None for no turn, or several."""
+        if entry.only_line is not None:
+            spared = self._spared[entry.only_line]
+            spared.remove(number)
+            self._spared_states -= 1
+            if not spared:
+                del self._spared[entry.only_line]
+        if line is not None:
+            self._spared.setdefault(line, set()).add(number)
+            self._spared_states += 1
+        entry.only_line = line
 
     def _trim(self, counted_tokens: Mapping[str, int]) -> None:
         """Drop what does not fit beside the pages that running requests have for themselves alone; `counted_tokens` of
@@ -107,12 +208,13 @@ class Expectation:
             len(lease.pages) - counted_tokens.get(name, lease.cached_tokens) // size
             for name, lease in self._leases.items()
         )
-        while self._own_pages and not self._fits(running_pages):
-            self._drop(next(iter(self._own_pages)))
+        while self._entries and not self._fits(running_pages):
+            self._drop(next(iter(self._entries)))
 
     def _fits(self, running_pages: int) -> bool:
         """Whether all of it would fit on the device beside what runs, or else in host memory."""
-        options, states = self._options, len(self._own_pages)
+        options = self._options
+        states = len(self._entries) - self._spared_states
         has_slots = not options.has_state or states <= options.state_slots - len(self._leases)
         if has_slots and self._pages <= options.kv_pages - running_pages:
             return True

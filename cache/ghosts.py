@@ -41,6 +41,7 @@ class Ghosts:
 
     def add(self, checkpoint: Checkpoint) -> None:
         self._all[checkpoint.number] = checkpoint
+        self._all.move_to_end(checkpoint.number)
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """It lives again. Harmless for one that is no ghost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cache.checkpoints import Checkpoint
@@ -39,6 +39,8 @@ class Match:
     holder: Holder
     """The request, as the pools know it."""
     is_open: bool = True
+    is_chosen: bool = True
+    """Whether it is what was found; False where nothing is to be reused for want of room."""
 
     @property
     def held_pages(self) -> tuple[Replica, ...]:
@@ -156,3 +158,12 @@ def copies_of(
             copies.append(Copy(CopyObject.STATE, UnitHandle(tier, state.units), UnitHandle(Tier.DEVICE, slot.units)))
     restore = tuple(copy for copy in copies if copy.source.tier is not Tier.DEVICE)
     return restore, tuple(copy for copy in copies if copy.source.tier is Tier.DEVICE)
+
+
+def slots_in_use(leases: Iterable[RequestLease], read: Iterable[Checkpoint | None]) -> int:
+    """State slots on the device that requests run in, capture into or resume from, and those that others `read`."""
+    held, leases = 0, tuple(leases)
+    for lease in leases:
+        held += (lease.slot is not None) + sum(ticket.slot is not None for ticket in lease.tickets)
+    sources = (*(lease.pinned for lease in leases), *read)
+    return held + len({each.number for each in sources if each is not None and each.slot is not None})

@@ -44,4 +44,5 @@ def report(match: Match, wanted: Sequence[Frontier], expected: Expected, *, has_
         lost=lost,
         diverged_at=diverged_at,
         expected_tokens=expected.tokens,
+        fault_tokens=max(0, expected.fault_tokens - cached),
     )

@@ -60,7 +60,7 @@ def find_checkpoint(tree: PrefixTree, tokens: Tokens, limit_tokens: int, options
     nodes = tree.walk(tokens, limit_tokens)
     on_path = list(tree.checkpoints_on(nodes, tokens, limit_tokens))
     live = [checkpoint for checkpoint in on_path if checkpoint.loss is None]
-    best = _soonest(live, len(tokens), options, costs)
+    best = soonest(live, len(tokens), options, costs)
     departure_tokens, key = tree.departure(nodes[-1], tokens, limit_tokens)
     leaves = key is not None and departure_tokens - nodes[-1].depth * tree.page_size < len(key)
     known = Known(
@@ -140,7 +140,7 @@ def restore_bytes(checkpoint: Checkpoint, options: CacheOptions) -> int:
     return pages * options.page_bytes + (options.state_bytes if has_far_state else 0)
 
 
-def _soonest(live: Sequence[Checkpoint], prompt_tokens: int, options: CacheOptions, costs: Costs) -> Checkpoint | None:
+def soonest(live: Sequence[Checkpoint], prompt_tokens: int, options: CacheOptions, costs: Costs) -> Checkpoint | None:
     """The deepest, unless to copy it back takes longer than to compute on from one further up, or from the start."""
     best: Checkpoint | None = None
     least = costs.seconds_to(0, prompt_tokens)

@@ -76,14 +76,17 @@ class Retention:
             tiers.drop_slot(checkpoint)
         tiers.ghosts.trim()
 
-    def miss_out(self, lease: RequestLease, tokens: Tokens, kind: CheckpointKind, reason: LossReason) -> None:
-        """Remember that this frontier was computed and not kept, unless it is known."""
+    def miss_out(
+        self, lease: RequestLease, tokens: Tokens, kind: CheckpointKind, reason: LossReason, *, gives_way: bool = False
+    ) -> None:
+        """Remember that this frontier was computed and not kept; `gives_way` is whether for want of room."""
         if not tokens:
             return
         checkpoint = self.find(lease.namespace, tokens)
-        if checkpoint is None:
-            checkpoint = self._new(lease.namespace, tokens, kind)
-            checkpoint.loss = reason
+        if checkpoint is None or checkpoint.loss is not None:
+            if checkpoint is None:
+                checkpoint = self._new(lease.namespace, tokens, kind)
+            checkpoint.loss, checkpoint.gave_way = reason, gives_way
             checkpoint.last_used_at = self._tiers.now
             self._tiers.ghosts.add(checkpoint)
         self.expectation.computed(checkpoint, self._ancestors(checkpoint, tokens), lease)

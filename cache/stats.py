@@ -26,6 +26,10 @@ class CacheStats:
     """Prompt tokens that had to be computed, by LossReason."""
     evictions: Counter[tuple[str, CheckpointKind]] = field(default_factory=Counter)
     """Checkpoints that gave way, by pool and kind; those that only left one tier for another are among them."""
+    granted: Counter[str] = field(default_factory=Counter)
+    """Units that requests, captures and copies took, by pool."""
+    surplus: Counter[str] = field(default_factory=Counter)
+    """Units that victims gave back beyond what was asked of them, for they leave as a whole; by pool."""
     published: Counter[CheckpointKind] = field(default_factory=Counter)
     """Checkpoints that became visible, by kind."""
     publish_skipped: Counter[SkipReason] = field(default_factory=Counter)

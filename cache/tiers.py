@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import islice
 
 from cache.checkpoints import Checkpoint, CheckpointStore, Line
 from cache.faults import Fault, Faults
 from cache.ghosts import Ghosts
 from cache.pools import Holder, Lease, Pool
+from cache.replicas import Replica
 from cache.stats import CacheStats
 from cache.tree import Node
 from cache.types import CacheOptions, CheckpointKind, LossReason, Tier
@@ -80,8 +82,20 @@ class Tiers:
             if victim is None:
                 break
             self.stats.evictions[self.slots.name, victim.kind] += 1
-            self.drop_slot(victim)
+            before = self._free()
+            self.drop_slot(victim, gives_way=True)
+            self._count_surplus(before, {self.slots.name: 1})
+        self.stats.granted[self.slots.name] += 1
         return self.slots.lease(holder, 1)
+
+    def take_pages(self, count: int, holder: Holder, namespace: str) -> list[Replica] | None:
+        """So many pages. None where the pool says that so many are there, and they are nobody's: until an audit, they
+        are lost."""
+        self.free_pages(count, namespace)
+        if self.pages.free < count:
+            return None
+        self.stats.granted[self.pages.name] += count
+        return [Replica(lease, Tier.DEVICE) for lease in self.pages.singles(holder, count)]
 
     def free_pages(self, count: int, namespace: str) -> None:
         """Make so many pages free, or as many as can be: page by page from the end of what is worth least, for as long
@@ -92,7 +106,9 @@ class Tiers:
                 return
             if victim.is_whole_on_device:
                 self.stats.evictions[self.pages.name, victim.kind] += 1
+            before = self._free()
             self.shrink(victim, count - self.pages.free)
+            self._count_surplus(before, {self.pages.name: count})
 
     def victim(self, line: Line, namespace: str | None = None) -> Checkpoint | None:
         """The next to give way, for the sake of `namespace`, which may not push out one that has less than its share;
@@ -149,37 +165,39 @@ class Tiers:
 
     # -- ways out of a tier
 
-    def drop_slot(self, checkpoint: Checkpoint) -> None:
-        """Its state leaves the device."""
+    def drop_slot(self, checkpoint: Checkpoint, *, gives_way: bool = False) -> None:
+        """Its state leaves the device; `gives_way` is whether somebody needs its room."""
         self._release_slot(checkpoint)
-        self._settle(checkpoint, LossReason.EVICTED_STATE)
+        self._settle(checkpoint, LossReason.EVICTED_STATE, gives_way=gives_way)
 
     def shrink(self, checkpoint: Checkpoint, pages: int) -> None:
-        """Its last pages leave the device, until `pages` of them are free or it has none there."""
+        """Its last pages leave the device for somebody who needs them, until `pages` of them are free or it has none
+        there."""
         if self.options.has_state and not checkpoint.is_in_host:
-            self.lose(checkpoint, LossReason.EVICTED_KV)  # A state without all of its KV is of no use.
+            # A state without all of its KV is of no use.
+            self.lose(checkpoint, LossReason.EVICTED_KV, gives_way=True)
             return
         enough = self.pages.free + pages
         while self.pages.free < enough and checkpoint.device_node is not None:
             self._shrink_by_one(checkpoint, checkpoint.device_node)
-        self._settle(checkpoint, LossReason.EVICTED_KV)
+        self._settle(checkpoint, LossReason.EVICTED_KV, gives_way=True)
 
     def drop_device(self, checkpoint: Checkpoint, reason: LossReason) -> None:
         """It leaves the device as a whole."""
         self._release_device(checkpoint)
         self._settle(checkpoint, reason)
 
-    def drop_host(self, checkpoint: Checkpoint, reason: LossReason) -> None:
+    def drop_host(self, checkpoint: Checkpoint, reason: LossReason, *, gives_way: bool = False) -> None:
         """It leaves host memory as a whole."""
         self._release_host(checkpoint)
-        self._settle(checkpoint, reason)
+        self._settle(checkpoint, reason, gives_way=gives_way)
 
-    def lose(self, checkpoint: Checkpoint, reason: LossReason) -> None:
+    def lose(self, checkpoint: Checkpoint, reason: LossReason, *, gives_way: bool = False) -> None:
         """It becomes a ghost. It must not be pinned."""
         self._release_device(checkpoint)
         self._release_host(checkpoint)
         self.store.remove(checkpoint)
-        checkpoint.loss = reason
+        checkpoint.loss, checkpoint.gave_way = reason, gives_way
         checkpoint.is_refused = False
         self.stats.checkpoints_dropped += 1
         self.ghosts.add(checkpoint)
@@ -202,7 +220,7 @@ class Tiers:
             self._release_device(checkpoint)
             self._release_host(checkpoint)
 
-    def _settle(self, checkpoint: Checkpoint, reason: LossReason) -> None:
+    def _settle(self, checkpoint: Checkpoint, reason: LossReason, *, gives_way: bool = False) -> None:
         """What is left of it either can be resumed or is of no use."""
         if self.options.has_state:
             is_of_use_here = checkpoint.slot is not None and checkpoint.is_whole_on_device
@@ -211,7 +229,17 @@ class Tiers:
         if checkpoint.is_in_host or is_of_use_here:
             self.store.place(checkpoint)
         else:
-            self.lose(checkpoint, reason)
+            self.lose(checkpoint, reason, gives_way=gives_way)
+
+    def _free(self) -> dict[str, int]:
+        return {pool.name: pool.free for pool in (self.pages, self.slots, self.host)}
+
+    def _count_surplus(self, before: Mapping[str, int], asked: Mapping[str, int]) -> None:
+        """What whole victims gave back since `before`, beyond what was to be free."""
+        for name, free in self._free().items():
+            surplus = free - max(before[name], asked.get(name, 0))
+            if surplus > 0:
+                self.stats.surplus[name] += surplus
 
     def _shrink_by_one(self, checkpoint: Checkpoint, node: Node) -> None:
         """`node` is how far down it holds pages on the device."""
@@ -274,7 +302,7 @@ class Tiers:
         """Room for `candidate`: first at the cost of copies of what is on the device, then of what is worth less than
         it and has its share. False, and nobody has left, when what is there is worth more, or in use; what is
         superseded is worth no more than what is there."""
-        line, order = self.store.host, self.order(candidate)
+        line, order, before = self.store.host, self.order(candidate), self._free()
         while not self.has_host_room(units, states):
             victims = [] if candidate.is_superseded else self._host_victims(units, states, candidate)
             if not victims:
@@ -284,7 +312,9 @@ class Tiers:
                     self.stats.evictions[self.host.name, victim.kind] += 1
                 elif self.order(victim) < order:
                     victim.is_refused = True
-                self.drop_host(victim, LossReason.EVICTED_STATE if self.options.has_state else LossReason.EVICTED_KV)
+                reason = LossReason.EVICTED_STATE if self.options.has_state else LossReason.EVICTED_KV
+                self.drop_host(victim, reason, gives_way=True)
+        self._count_surplus(before, {self.host.name: units})
         return True
 
     def _host_victims(self, units: int, states: int, candidate: Checkpoint) -> list[Checkpoint]:

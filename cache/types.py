@@ -132,8 +132,10 @@ class ReuseReport:
     diverged_at: int | None = None
     """The first token at which a known conversation was rewritten; None where it was not."""
     expected_tokens: int = 0
-    """What a plain cache of the same size, which drops what was used longest ago, would have saved: less than that is
-    the daemon's fault, while the rest of the achievable is a matter of memory."""
+    """The least that is owed: what a plain cache of the same size, which drops what was used longest ago, would have
+    saved, and what was lost through a fault of the cache's own. The rest of the achievable is a matter of memory."""
+    fault_tokens: int = 0
+    """Of the lost ones those that no want of room took: not kept, dropped or left alone without need."""
 
 
 @dataclass(frozen=True, slots=True)

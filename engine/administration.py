@@ -21,7 +21,7 @@ class EntryAges:
         self._seconds: Mapping[str, float] = {}
 
     def of(self, cache: ContextCache) -> Mapping[str, float]:
-        """Seconds by pool; a pool without an entry is absent."""
+        """Seconds by pool; 0 for a pool without an entry."""
         now = self._clock()
         if self._counted_at is None or now - self._counted_at >= _AGES_SECONDS:
             self._seconds = oldest_entry_seconds(cache, now)

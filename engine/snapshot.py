@@ -60,8 +60,8 @@ class EngineSnapshot:
     step_overhead_seconds: DistributionView
     """Of the turns of the loop, what was neither computing nor copying."""
     oldest_entry_seconds: Mapping[str, float]
-    """How long ago the entry was used that was used longest ago, by pool; a pool without one is absent. Counted every
-    few seconds."""
+    """How long ago the entry was used that was used longest ago, by pool; 0 for a pool without one. Counted every few
+    seconds."""
     faults: frozenset[Fault] = frozenset()
     """Of a fire drill, those that are on."""
 

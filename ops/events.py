@@ -53,7 +53,7 @@ class Result:
     """None where the prefill did not come to its end."""
     achievable_tokens: int | None = None
     expected_tokens: int | None = None
-    """What a plain cache of the same size would have reused."""
+    """What a sound cache of the same size would have reused."""
     reuse: str | None = None
     """The path: `root`, or the kind of the checkpoint."""
     source: Mapping[str, int] | None = None
@@ -160,7 +160,7 @@ class ContextCacheState:
     reused_tokens: int
     achievable_tokens: int
     expected_tokens: int
-    """What a plain cache of the same size would have reused."""
+    """What a sound cache of the same size would have reused."""
     lost_tokens: Mapping[str, int]
     pressure: Pressure
     transfers: Transfers

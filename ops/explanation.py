@@ -67,9 +67,11 @@ def _losses(reuse: ReuseReport) -> Iterator[str]:
             yield f"{tokens:,} tokens {_LOSSES[reason]}."
     if reuse.diverged_at is not None:
         yield f"The conversation as it was known ends at token {reuse.diverged_at:,}."
-    if reuse.expected_tokens > reuse.cached_tokens:
+    if reuse.fault_tokens:
+        yield f"Nothing had needed the room of {reuse.fault_tokens:,} of them: that is the daemon's fault."
+    elif reuse.expected_tokens > reuse.cached_tokens:
         missing = reuse.expected_tokens - reuse.cached_tokens
-        yield f"A plain cache of the same size would have saved {missing:,} more: that is the daemon's fault."
+        yield f"A plain cache of the same size would have saved {missing:,} more; /insights tells a fault from a trade."
 
 
 def _decode(ended: RequestEnded) -> Iterator[str]:

@@ -42,7 +42,7 @@ class ReuseMeter:
         )
         self._expected = Counter(
             f"{prefix}_reuse_expected_tokens",
-            "Prompt tokens that a plain cache of the same size would have had.",
+            "Prompt tokens that a sound cache of the same size would have had.",
             registry=registry,
         )
         self.achieved = Counter(f"{prefix}_reuse_achieved_tokens", "Prompt tokens that were reused.", registry=registry)

@@ -9,7 +9,7 @@ const STEPS = 60;
 
 const SERIES = [
   { id: "achieved", title: "reused", isFilled: true, of: (cache) => cache.reused_tokens },
-  { id: "expected", title: "a plain cache of this size would have", dash: "dot", of: (cache) => cache.expected_tokens },
+  { id: "expected", title: "a sound cache of this size would at least have", dash: "dot", of: (cache) => cache.expected_tokens },
   { id: "achievable", title: "endless memory would have", dash: "dash", of: (cache) => cache.achievable_tokens },
 ];
 

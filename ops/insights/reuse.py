@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from cache import AuditReport, LossReason, ReuseReport, SkipReason
+from cache import AuditReport
 from engine.events import ReuseDecided
 from engine.snapshot import EngineSnapshot
-from ops.insights.chances import Room
-from ops.insights.recent import Recent
 from ops.insights.reuse_scopes import ReuseScopes
 from ops.insights.reuse_watch import Books
 from ops.insights.rules.reuse import AuditNote, say_reuse
@@ -16,8 +12,6 @@ from ops.insights.types import Finding, InsightId, ReuseState
 
 _ANSWER_SECONDS = 5.0
 """An audit that was asked for and has not come by then will not come."""
-_CROWDED_SECONDS = 600.0
-_MOST_SKIPS = 600
 _PAUSE_SECONDS = 60.0
 """Between an audit that was asked for and found nothing, and the next one: it stops every stream for a moment."""
 
@@ -28,11 +22,7 @@ class Reuse:
     def __init__(self) -> None:
         self._scopes = ReuseScopes()
         self._note = AuditNote()
-        self._room = Room()
-        self._skips: Recent[int] = Recent(_CROWDED_SECONDS, _MOST_SKIPS)
-        """Frontiers that running requests left no slot for, less those that a drill refused, less those that were
-        missed since: each excuses one loss."""
-        self._skipped_before: int | None = None
+        self._is_host_full = False
         self._is_leaking = False
         self._suspicious_since: float | None = None
         self._is_sound = False
@@ -49,10 +39,7 @@ class Reuse:
         return self._note.is_wanted
 
     def saw_reuse(self, decided: ReuseDecided, now: float) -> None:
-        room = replace(self._room, is_crowded=sum(self._skips.items(now)) > 0)
-        self._scopes.saw(decided.namespace, decided.reuse, now, room)
-        if _misses_what_was_skipped(decided.reuse):
-            self._skips.add(-1, now)
+        self._scopes.saw(decided.namespace, decided.reuse, now, is_host_full=self._is_host_full)
         self._judge(now)
 
     def saw_audit(self, report: AuditReport, now: float) -> None:
@@ -80,8 +67,8 @@ class Reuse:
 
     def judge(self, snapshot: EngineSnapshot, now: float, *, is_leaking: bool) -> dict[InsightId, Finding]:
         """One insight at most: that of the worst state."""
-        self._room = Room.of(snapshot)
-        self._count_skips(snapshot, now)
+        host = snapshot.host_state_slots
+        self._is_host_full = host.capacity > 0 and host.free <= 1
         self._is_leaking = is_leaking
         self._scopes.leak(now, is_leaking=is_leaking)
         self._judge(now)
@@ -117,19 +104,7 @@ class Reuse:
             return Books.SOUND
         return Books.UNKNOWN if self._note.is_wanted and now - self._asked_at < _ANSWER_SECONDS else Books.DOUBTFUL
 
-    def _count_skips(self, snapshot: EngineSnapshot, now: float) -> None:
-        skipped = snapshot.cache.publish_skipped
-        for_want_of_slots = skipped[SkipReason.SLOTS_PINNED] - skipped[SkipReason.FAULT]
-        if self._skipped_before not in (None, for_want_of_slots):
-            self._skips.add(for_want_of_slots - self._skipped_before, now)
-        self._skipped_before = for_want_of_slots
-
     def _ask(self, now: float) -> None:
         if not self._note.is_wanted:
             self._asked_at = now
         self._note.want()
-
-
-def _misses_what_was_skipped(report: ReuseReport) -> bool:
-    is_lost = report.cached_tokens < report.expected_tokens
-    return is_lost and next(iter(report.lost), "") == LossReason.PUBLISH_SKIPPED

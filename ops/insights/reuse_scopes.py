@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from cache import ReuseReport
-from ops.insights.chances import ChanceScale, Room
+from ops.insights.chances import ChanceScale
 from ops.insights.reuse_watch import Books, ReuseWatch
 from ops.insights.types import ReuseState, worst
 
@@ -20,10 +20,10 @@ class _Scope:
         self.watch = ReuseWatch()
         self._scale = ChanceScale()
 
-    def saw(self, report: ReuseReport, now: float, room: Room) -> None:
-        chance = self._scale.weigh(report, room)
+    def saw(self, report: ReuseReport, now: float, *, is_host_full: bool) -> None:
+        chance = self._scale.weigh(report)
         if chance is not None:
-            self.watch.saw(chance, now, is_host_full=room.is_host_full)
+            self.watch.saw(chance, now, is_host_full=is_host_full)
 
     @property
     def is_quiet(self) -> bool:
@@ -48,13 +48,13 @@ class ReuseScopes:
         """Whether the books should be looked at, for any of them."""
         return any(watch.is_suspicious for watch in self._watches())
 
-    def saw(self, namespace: str, report: ReuseReport, now: float, room: Room) -> None:
-        """Ask `judge` what follows."""
+    def saw(self, namespace: str, report: ReuseReport, now: float, *, is_host_full: bool) -> None:
+        """Ask `judge` what follows; `is_host_full` is whether host memory has room for one state image at most."""
         scope = self._scopes.pop(namespace, None) or _Scope()
         self._scopes[namespace] = scope
-        scope.saw(report, now, room)
+        scope.saw(report, now, is_host_full=is_host_full)
         self._note(namespace)
-        self._overall.saw(report, now, room)
+        self._overall.saw(report, now, is_host_full=is_host_full)
         if len(self._scopes) > MOST_NAMESPACES:
             self._forget_one()
 

@@ -72,7 +72,7 @@ class CacheAnswer(AnswerModel):
     computed_tokens: int
     achievable_tokens: int
     expected_tokens: Annotated[
-        int, Field(description="what a plain cache of the same size would have reused; less than that is a fault")
+        int, Field(description="what a sound cache of the same size would have reused; less than that is a fault")
     ]
     lost_tokens: dict[str, int]
     published: dict[str, int]

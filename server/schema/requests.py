@@ -30,7 +30,7 @@ class AnswerResult(AnswerModel):
     computed_prefill_tokens: Annotated[int | None, Field(description="null where the prefill did not come to its end")]
     achievable_tokens: int
     expected_tokens: Annotated[
-        int, Field(description="what a plain cache of the same size would have reused; less than that is a fault")
+        int, Field(description="what a sound cache of the same size would have reused; less than that is a fault")
     ]
     reuse: ReusePath
     source: ReuseSource

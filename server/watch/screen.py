@@ -195,7 +195,7 @@ class _Page:
         ]
         if expected is not None:
             known = [point.expected_tokens or 0 for point in points]
-            rows.append(("expected", expected, known, "by a plain cache of this size"))
+            rows.append(("expected", expected, known, "by a sound cache of this size"))
         wanted = [point.achievable_tokens for point in points]
         rows.append(("achievable", achievable, wanted, "with endless memory"))
         generated = [point.generated_tokens for point in points]

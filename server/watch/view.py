@@ -22,7 +22,7 @@ class Point:
     achieved_tokens: int
     achievable_tokens: int
     expected_tokens: int | None
-    """Of a plain cache of the same size; None where the daemon does not tell."""
+    """Of a sound cache of the same size; None where the daemon does not tell."""
     generated_tokens: int
     lost: Mapping[str, int]
     paths: Mapping[str, int]

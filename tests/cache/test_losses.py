@@ -176,10 +176,10 @@ def test_what_was_to_be_expected_has_the_reason_of_what_was_to_be_there():
     """The turn was refused; an endpoint behind it, which nobody promised, was there and gave way."""
     house = House(state_slots=8)
     house.cache.faults.switch([Fault.REFUSE_PUBLISH])
-    house.serve(CHAT, 8, endpoint=True)
+    house.serve(CHAT, 8)
     house.cache.faults.switch([])
     house.serve((*CHAT, 20, 21), endpoint=True)
-    house.cache.tiers.drop_slot(house.checkpoint((*CHAT, 20, 21)))
+    house.cache.tiers.drop_slot(house.checkpoint((*CHAT, 20, 21)), gives_way=True)
     report = house.report((*CHAT, 20, 21, 22), 8)
     assert (report.expected_tokens, report.achievable_tokens) == (8, 13)
     assert report.lost == {"publish_skipped": 8}

@@ -13,7 +13,8 @@ TIMINGS = Timings(0.001, 0.0, 0.5, 0.501, 1.0, 1.501)
 
 def report(cached=0, lost=None, expected=0, diverged_at=None, path="root"):
     source = {"device": cached, "host": 0, "disk": 0}
-    return ReuseReport(path, 1000, cached, expected, source, lost or {}, diverged_at, expected)
+    fault = (lost or {}).get("publish_skipped", 0) if expected else 0
+    return ReuseReport(path, 1000, cached, expected, source, lost or {}, diverged_at, expected, fault)
 
 
 def said(reuse=None, timings=TIMINGS, reason=FinishReason.STOP, error=None, completion=11):
@@ -43,7 +44,11 @@ def test_each_reason_that_matters_has_words(reason):
     assert "9 tokens" not in said(report(lost={reason.value: 9})), "what hardly matters is left out"
 
 
-def test_what_a_plain_cache_would_have_saved_is_the_daemons_fault():
+def test_what_was_lost_without_need_is_the_daemons_fault():
+    assert "room of 900 of them" in said(report(expected=900, lost={"publish_skipped": 900}))
+
+
+def test_what_a_plain_cache_would_have_saved_is_told():
     assert "would have saved 900 more" in said(report(expected=900, lost={"evicted_state": 900}))
     assert "plain cache" not in said(report(900, expected=900))
 

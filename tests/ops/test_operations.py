@@ -61,7 +61,8 @@ def operations(clock, kept):
 
 def report(cached=0, expected=0, path="root"):
     source = {"device": cached, "host": 0, "disk": 0}
-    return ReuseReport(path, 1000, cached, expected, source, {"publish_skipped": expected - cached}, None, expected)
+    lost = expected - cached
+    return ReuseReport(path, 1000, cached, expected, source, {"publish_skipped": lost}, None, expected, lost)
 
 
 def ended(answer_id, reason=FinishReason.STOP, error=None, reuse=None):

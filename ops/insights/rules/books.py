@@ -71,8 +71,8 @@ class LedgerViolation(Rule):
         return Finding(
             severity=Severity.NOTICE,
             title="An audit found units that nobody held, and gave them back",
-            statement=f"{where or 'Entries of the books'} had no owner any more and are free again. Nothing is lost, "
-            "but this must not happen: something does not give back what it took.",
+            statement=f"{where or 'Entries of the books'} had no owner any more and are in use again. Until then there "
+            "was so much less room. This must not happen: something does not give back what it took.",
             evidence={"units_given_back": units, **dict(sorted(self._healed.items()))},
             measured_over={"seconds": _HEALED_HELD_SECONDS},
             recommendation="Nothing to do now. If it comes again, keep the event log around the audit and report it.",

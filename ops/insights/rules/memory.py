@@ -23,8 +23,9 @@ _OPENS_AT, _CLEARS_AT = 0.25, 0.10
 class _Ask:
     prompt: int
     achievable: int
+    reused: int
     lost: int
-    lost_states: int
+    lost_states: int = 0
 
 
 class _Share(Rule):
@@ -74,7 +75,7 @@ class CapacitySmall(_Share):
         states = report.lost.get(LossReason.EVICTED_STATE, 0)
         evicted = states + report.lost.get(LossReason.EVICTED_KV, 0)
         beyond = max(report.achievable_tokens - max(report.cached_tokens, report.expected_tokens), 0)
-        return _Ask(report.prompt_tokens, report.achievable_tokens, min(evicted, beyond), states)
+        return _Ask(report.prompt_tokens, report.achievable_tokens, report.cached_tokens, min(evicted, beyond), states)
 
     def _say(self, snapshot: EngineSnapshot, asks: list[_Ask], seconds: int) -> Finding:
         achievable, lost = sum(ask.achievable for ask in asks), sum(ask.lost for ask in asks)
@@ -82,15 +83,16 @@ class CapacitySmall(_Share):
         fits = self._fits(snapshot, usual_tokens)
         conversations = fits.get("conversations_that_fit")
         room = "" if conversations is None else f" About {conversations:,} conversations of this length fit at a time."
-        misses = sum(ask.lost > 0 for ask in asks)
+        misses, reused = sum(ask.lost > 0 for ask in asks), sum(ask.reused for ask in asks)
         return Finding(
             severity=Severity.NOTICE,
             title="More conversations are alive than fit in memory",
             statement=f"{percent(lost, achievable)} of what could have been reused had to give way to others: "
-            f"{lost:,} of {achievable:,} tokens, in {misses:,} of {counted(len(asks), 'request')}.{room} Reuse works; "
-            "there is too little room for it.",
+            f"{lost:,} of {achievable:,} tokens, in {misses:,} of {counted(len(asks), 'request')}; "
+            f"{percent(reused, achievable)} was reused.{room}",
             evidence={
                 "tokens_lost_to_memory": lost,
+                "reused_tokens": reused,
                 "achievable_tokens": achievable,
                 "requests_that_lost": misses,
                 "mean_prompt_tokens": usual_tokens,
@@ -129,7 +131,8 @@ class StructuralFloor(_Share):
     opens_at = 0.3
 
     def _ask(self, report: ReuseReport) -> _Ask:
-        return _Ask(report.prompt_tokens, report.achievable_tokens, report.lost.get(LossReason.STRUCTURAL, 0), 0)
+        structural = report.lost.get(LossReason.STRUCTURAL, 0)
+        return _Ask(report.prompt_tokens, report.achievable_tokens, report.cached_tokens, structural)
 
     def _say(self, snapshot: EngineSnapshot, asks: list[_Ask], seconds: int) -> Finding:
         small = [ask for ask in asks if ask.lost > 0]

@@ -80,6 +80,8 @@ class EvictionCliff(Rule):
         self._falls: dict[str, tuple[float, int, int]] = {}
         """By pool: when, from how many cached units to how many."""
         self._evicted: Counter[str] = Counter()
+        self._explained: Counter[str] = Counter()
+        """Units that were handed out, and what whole victims gave back beyond that, since the start."""
         self._reset_at: float | None = None
 
     def saw_reset(self, tiers: tuple[Tier, ...], now: float) -> None:
@@ -96,11 +98,13 @@ class EvictionCliff(Rule):
         if self._reset_at is not None and now - self._reset_at < _AFTER_RESET_SECONDS:
             self._last.clear()
         pools = {pool: counts for pool, counts in snapshot.pools.items() if pool != "host_state_slots"}
+        explained = snapshot.cache.granted + snapshot.cache.surplus
         for pool, counts in pools.items():
             before, left = self._last.get(pool), evicted[pool] - self._evicted[pool]
-            if before is not None and left >= _CLIFF_LEAST_EVICTIONS and _has_fallen(before, counts):
+            passed_on = explained[pool] - self._explained[pool]
+            if before is not None and left >= _CLIFF_LEAST_EVICTIONS and _has_fallen(before, counts, passed_on):
                 self._falls[pool] = (now, before.cached, counts.cached)
-        self._evicted = evicted
+        self._evicted, self._explained = evicted, explained
         self._last = pools
         self._falls = {pool: fall for pool, fall in self._falls.items() if now - fall[0] < _CLIFF_HELD_SECONDS}
         if not self._falls:
@@ -125,8 +129,8 @@ class EvictionCliff(Rule):
         )
 
 
-def _has_fallen(before: PoolCounts, after: PoolCounts) -> bool:
-    """By half, beyond what requests and copies took for themselves."""
+def _has_fallen(before: PoolCounts, after: PoolCounts, passed_on: int) -> bool:
+    """By half, beyond what requests and copies took for themselves, and may have given back since."""
     taken = max(0, after.pinned + after.in_flight - before.pinned - before.in_flight)
-    lost = before.cached - after.cached - taken
+    lost = before.cached - after.cached - max(taken, passed_on)
     return before.cached >= _CLIFF_LEAST_UNITS and lost >= before.cached / 2

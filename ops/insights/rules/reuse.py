@@ -85,15 +85,17 @@ def _say_lost(watch: ReuseWatch, scopes: int, note: AuditNote) -> str:
     chances = watch.recent
     losses = [each for each in chances if each.is_noticeable]
     expected, lost = sum(each.expected_tokens for each in chances), sum(each.lost_tokens for each in chances)
+    fault = sum(each.fault_tokens for each in losses)
     reasons = _reasons(watch)
     main = next(iter(reasons.most_common(1)), ("", 0))[0]
-    has_given_way = main in (LossReason.EVICTED_STATE, LossReason.EVICTED_KV) and note.is_sound
+    is_fault = 2 * fault > lost
+    has_given_way = main in (LossReason.EVICTED_STATE, LossReason.EVICTED_KV) and note.is_sound and not is_fault
     parts = (
         f"Of the last {counted(len(chances), 'request')} that could have reused something, {len(losses):,} lost part "
-        f"or all of it: {lost:,} of {expected:,} tokens that a plain cache of this size would have kept were computed "
-        "again.",
+        f"or all of it: {lost:,} of {expected:,} tokens that should have been there were computed again.",
         f"This holds for {counted(scopes, 'group')} of clients that share nothing with others." if scopes else "",
         _because(reasons),
+        "Nothing had needed the room: this is the daemon's own fault." * is_fault,
         note.tell(),
         "The pools are full of what others have left: it is kept in place of what is asked for." * has_given_way,
     )
@@ -137,6 +139,7 @@ def _evidence(watch: ReuseWatch) -> dict[str, int | float | str]:
         "requests_that_lost": sum(each.is_noticeable for each in chances),
         "expected_tokens": sum(each.expected_tokens for each in chances),
         "lost_tokens": sum(each.lost_tokens for each in chances),
+        "fault_tokens": sum(each.fault_tokens for each in chances),
         "losses_in_a_row": watch.losses_in_a_row,
         **{f"lost_{reason}_tokens": tokens for reason, tokens in _reasons(watch).most_common()},
     }

@@ -27,10 +27,13 @@ def pool(free=0, cached=0, pinned=0, in_flight=0):
     return PoolCounts(free + cached + pinned + in_flight, free, cached, pinned, in_flight)
 
 
-def report(cached=0, expected=0, *, achievable=None, path=None, prompt=2000, host=0, lost=None, diverged_at=None):
-    """What was lost gave way, unless `lost` says otherwise."""
+def report(
+    cached=0, expected=0, *, achievable=None, path=None, prompt=2000, host=0, lost=None, diverged_at=None, fault=None
+):
+    """What was lost gave way, unless `lost` says otherwise; what was not kept is a fault, unless `fault` does."""
     achievable = max(cached, expected) if achievable is None else achievable
     missing = achievable - cached
+    fault = (lost or {}).get("publish_skipped", 0) if fault is None else fault
     return ReuseReport(
         path=path or ("private_turn_closure" if cached else "root"),
         prompt_tokens=prompt,
@@ -40,6 +43,7 @@ def report(cached=0, expected=0, *, achievable=None, path=None, prompt=2000, hos
         lost=({"evicted_state": missing} if missing else {}) if lost is None else lost,
         diverged_at=diverged_at,
         expected_tokens=expected,
+        fault_tokens=fault,
     )
 
 

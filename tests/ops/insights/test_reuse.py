@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cache import AuditReport, CacheStats, SkipReason, Tier
+from cache import AuditReport, Tier
 from ops.events import InsightCleared, InsightOpened
 from ops.insights.reuse_scopes import MOST_NAMESPACES
 from ops.insights.reuse_watch import QUIET_SECONDS, ReuseWatch
@@ -112,10 +112,13 @@ def test_an_audit_that_never_comes_counts_as_one_that_found_something():
     assert desk.ask(GAVE_WAY, GAVE_WAY) is ReuseState.COLLAPSED
 
 
-def test_states_that_vanish_while_there_is_room_are_a_collapse_within_5():
-    desk = Desk(state_slots=pool(free=8, cached=8), kv_pages=pool(free=100, cached=20))
-    desk.wait()
-    assert first_collapse(desk, [GAVE_WAY] * 10) == 4
+def test_states_that_vanish_without_need_are_a_collapse_within_5():
+    desk = Desk()
+    assert first_collapse(desk, [report(0, 1800, fault=1800)] * 10) == 4
+    desk.audit()
+    assert "Nothing had needed the room" in desk.insight(COLLAPSED).statement
+    assert "what others have left" not in desk.insight(COLLAPSED).statement
+    assert desk.insight(COLLAPSED).evidence["fault_tokens"] == 4 * 1800
 
 
 def test_a_conversation_that_goes_on_from_an_old_frontier_is_found_though_it_loses_little():
@@ -196,26 +199,13 @@ def test_what_gives_way_to_others_at_random_is_healthy_while_books_are_sound():
 
 
 def test_what_was_not_kept_for_want_of_slots_is_no_fault():
-    stats = CacheStats()
-    desk = Desk(cache=stats)
-    desk.wait()
+    crowded_out = report(0, 1800, lost={"publish_skipped": 1800, "cold": 200}, fault=0)
+    desk = Desk()
     for _ in range(50):
-        stats.publish_skipped[SkipReason.SLOTS_PINNED] += 2
-        desk.ask(GOOD, GOOD, REFUSED, REFUSED)
+        desk.ask(GOOD, GOOD, crowded_out, crowded_out)
         if desk.insights.wants_audit:
             desk.audit()
     assert desk.opened == set()
-
-
-def test_a_drill_on_a_crowded_daemon_is_found_within_5():
-    stats = CacheStats()
-    desk = Desk(cache=stats)
-    desk.wait()
-    stats.publish_skipped[SkipReason.SLOTS_PINNED] += 3
-    desk.ask(*[GOOD] * 10)
-    stats.publish_skipped[SkipReason.FAULT] += 4
-    desk.wait()
-    assert first_collapse(desk, [REFUSED] * 10) == 4
 
 
 def test_one_fault_alone_is_no_alarm():
@@ -341,7 +331,7 @@ def test_invented_namespaces_do_not_make_it_grow_nor_push_out_one_that_suffers()
         desk.ask(REFUSED, namespace="sick")
     scopes = desk.insights._reuse._scopes
     for number in range(2 * MOST_NAMESPACES):
-        desk.insights._reuse._scopes.saw(f"salt {number}", GOOD, desk.now, desk.insights._reuse._room)
+        scopes.saw(f"salt {number}", GOOD, desk.now, is_host_full=False)
     assert len(scopes._scopes) == MOST_NAMESPACES
     assert "sick" in scopes._scopes
     assert scopes._scopes["sick"].watch.state is ReuseState.COLLAPSED

@@ -106,6 +106,25 @@ def test_what_gives_way_in_proportion_is_no_cliff(name, after, evicted):
     assert desk.opened == set()
 
 
+@pytest.mark.parametrize(("granted", "surplus"), [(75, 0), (10, 65)], ids=["come and gone", "whole victims"])
+def test_what_requests_took_and_gave_back_between_two_looks_is_no_cliff(granted, surplus):
+    desk = Desk(kv_pages=pool(free=30, cached=120))
+    desk.wait()
+    found = evicting("device_kv_pages", 9)
+    found.granted["device_kv_pages"], found.surplus["device_kv_pages"] = granted, surplus
+    desk.wait(kv_pages=pool(free=105, cached=45), cache=found)
+    assert desk.opened == set()
+
+
+def test_a_cliff_is_told_though_requests_took_a_little():
+    desk = Desk(kv_pages=pool(free=30, cached=120))
+    desk.wait()
+    found = evicting("device_kv_pages", 9)
+    found.granted["device_kv_pages"] = 10
+    desk.wait(kv_pages=pool(free=105, cached=45), cache=found)
+    assert desk.open == {"cache.eviction_cliff"}
+
+
 def test_a_reset_is_no_cliff():
     desk = Desk(state_slots=pool(cached=20))
     desk.wait()
@@ -161,11 +180,21 @@ def test_s55_a_lack_of_memory_is_told_with_what_fits_and_is_no_collapse():
     assert found.severity is Severity.NOTICE
     assert found.evidence["conversations_that_fit"] == 12
     assert found.evidence["tokens_that_fit"] == 16 * 3000
-    assert "50 %" in found.statement
+    assert "50 % of what could have been reused had to give way" in found.statement
+    assert "50 % was reused" in found.statement
     assert "About 12 conversations" in found.statement
     assert "--host-state-slots" in found.recommendation
     desk.ask(*[GOOD] * 400)
     assert desk.open == set()
+
+
+def test_a_lack_of_memory_in_which_nothing_is_reused_says_so():
+    desk = Desk()
+    desk.ask(*[report(0, 0, achievable=1800)] * 30)
+    found = desk.insight("cache.capacity_small")
+    assert "; 0 % was reused" in found.statement
+    assert "works" not in found.statement
+    assert found.evidence["reused_tokens"] == 0
 
 
 def test_what_is_lost_by_a_fault_is_no_lack_of_memory():
