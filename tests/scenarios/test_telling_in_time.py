@@ -242,12 +242,11 @@ async def take_turns_and_stick(house: House) -> Callable[[int], Awaitable[Body]]
 async def test_s58_the_books_are_compared_when_requests_lose_what_they_had_and_not_at_the_next_tick(living):
     async with living(1, tick_seconds=3600, device_state_slots=6, host_cache_mib=0, self_heal=False) as house:
         turn = await take_turns_and_stick(house)
-        missed = 0
+        asked = missed = 0
         while (await house.get("/health"))["reuse"] != "collapsed":
-            reuse = await turn(missed)
-            assert reuse["cached_tokens"] < reuse["achievable_tokens"]
-            missed += 1
-            assert missed <= 5
+            reuse = await turn(asked)
+            asked, missed = asked + 1, missed + (reuse["cached_tokens"] < reuse["achievable_tokens"])
+            assert (missed <= 5, asked <= 10) == (True, True), "one conversation of five may hit"
         assert (await house.get("/admin/cache"))["audits"] > 0
 
 
