@@ -28,6 +28,7 @@ class FaultKind(StrEnum):
     LEAK_PAGES = "KV pages leak"
     INDEX_FORGETS = "the index finds nothing: every match is a root"
     ONE_NAMESPACE = "one namespace of several finds nothing"
+    ONE_REFUSED = "of one namespace of several nothing is kept"
     ONLY_SHARED = "only system prompts are kept, and hit"
     VACANT_ONLY = "a full pool takes nothing new"
     HALF_REFUSED = "every other checkpoint is refused"
@@ -35,8 +36,12 @@ class FaultKind(StrEnum):
     """Beyond reach of the detector: books are sound, pools are full, and only the order of leaving is worse."""
 
 
+OF_ONE_NAMESPACE = (FaultKind.ONE_NAMESPACE, FaultKind.ONE_REFUSED)
+NEEDS_HOST = (FaultKind.RESTORE_FAIL, FaultKind.LEAK_HOST, FaultKind.LEAK_HOST_HEALED)
+
 _SAYS_SO = {
     FaultKind.REFUSE_PUBLISH: LossReason.PUBLISH_SKIPPED,
+    FaultKind.ONE_REFUSED: LossReason.PUBLISH_SKIPPED,
     FaultKind.ONLY_SHARED: LossReason.PUBLISH_SKIPPED,
     FaultKind.VACANT_ONLY: LossReason.PUBLISH_SKIPPED,
     FaultKind.HALF_REFUSED: LossReason.PUBLISH_SKIPPED,
@@ -51,10 +56,15 @@ def is_caused_by(kind: FaultKind, report: ReuseReport) -> bool:
 
 def put_in(kind: FaultKind, drive: Drive, rng: random.Random) -> str | None:
     """From now on. Returns the only namespace that suffers, None where all do."""
+    if kind not in OF_ONE_NAMESPACE:
+        _MAKERS[kind](drive, rng)
+        return None
+    victim = rng.choice([each for each in drive.namespaces if each])
     if kind is FaultKind.ONE_NAMESPACE:
-        return _forget_one_namespace(drive, rng)
-    _MAKERS[kind](drive, rng)
-    return None
+        _forget_namespace(drive, victim)
+    else:
+        _refuse(drive, lambda lease, _kind: lease.namespace == victim)
+    return victim
 
 
 def take_out(drive: Drive) -> None:
@@ -115,42 +125,41 @@ def _forget_index(drive: Drive, _rng: random.Random) -> None:
     cache._find = lambda namespace, tokens: Found(known=find(namespace, tokens).known)
 
 
-def _forget_one_namespace(drive: Drive, rng: random.Random) -> str:
+def _forget_namespace(drive: Drive, lost: str) -> None:
     cache: Any = drive.cache
-    find, lost = cache._find, rng.choice([each for each in drive.namespaces if each])
+    find = cache._find
 
     def find_or_not(namespace: str, tokens: Any) -> Found:
         found = find(namespace, tokens)
         return Found(known=found.known) if namespace == lost else found
 
     cache._find = find_or_not
-    return lost
 
 
 def _keep_only_shared(drive: Drive, _rng: random.Random) -> None:
-    _refuse(drive, lambda kind: not kind.is_shared)
+    _refuse(drive, lambda _lease, kind: not kind.is_shared)
 
 
 def _refuse_half(drive: Drive, rng: random.Random) -> None:
-    _refuse(drive, lambda _kind: rng.random() < 0.5)
+    _refuse(drive, lambda _lease, _kind: rng.random() < 0.5)
 
 
 def _take_only_vacant(drive: Drive, _rng: random.Random) -> None:
-    _refuse(drive, lambda _kind: not drive.cache.slots.free)
+    _refuse(drive, lambda _lease, _kind: not drive.cache.slots.free)
 
 
-def _refuse(drive: Drive, refuses: Callable[[Any], bool]) -> None:
+def _refuse(drive: Drive, refuses: Callable[[Any, Any], bool]) -> None:
     """Checkpoints of some kinds, or at some moments, are not kept, and the cache says so as it does for others."""
     cache: Any = drive.cache
     why_not, publish = cache._why_not, cache.retention.publish
 
     def why_not_now(lease: Any, frontier: Any) -> SkipReason | None:
         reason: SkipReason | None = why_not(lease, frontier)
-        return SkipReason.SLOTS_WORTH_MORE if reason is None and refuses(frontier.kind) else reason
+        return SkipReason.SLOTS_WORTH_MORE if reason is None and refuses(lease, frontier.kind) else reason
 
     def publish_or_not(lease: Any, tokens: Any, kind: Any, slot: Any, now: float) -> None:
         is_captured = slot is not None and lease.slot is None and not lease.is_open
-        if is_captured and refuses(kind):
+        if is_captured and refuses(lease, kind):
             slot.close()
             return
         publish(lease, tokens, kind, slot, now)

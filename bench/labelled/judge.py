@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bench.labelled.drive import Drive
@@ -31,14 +32,19 @@ class Verdict:
     chances: int = 0
     """Requests that could have hit."""
     losses_after_onset: int = 0
-    chances_after_loss: int = 0
-    """From the first request that lost a twentieth of it or more for the fault's sake, that one included."""
+    missed_hits: int = 0
+    """Requests that its twin without the fault served from its cache, from the first that reused less by a twentieth or
+    more for the fault's sake, that one included."""
     detected_at: float | None = None
     detected_as: str = ""
-    delay_chances: int | None = None
-    """0 where it was said before any request had lost something."""
+    delay: int | None = None
+    """In requests that its twin served from its cache; 0 where it was said before any had lost something."""
+    degraded_delay: int | None = None
+    """The same, until reuse was `degraded`."""
     collapsed_delay: int | None = None
     """The same, until `collapsed`."""
+    reused: dict[str, int] = field(default_factory=dict)
+    """Tokens by request."""
     false_alarms: list[str] = field(default_factory=list)
     """Alarms of a healthy stream, and those before the onset of a fault."""
     told: list[InsightId] = field(default_factory=list)
@@ -57,8 +63,10 @@ class Verdict:
 class _Judge:
     """Sees everything of one stream and hands it on to the watchers. Mutable."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, twin: Mapping[str, int]) -> None:
+        """`twin` is what each request reused without the fault."""
         sizes = stream.setting.sizes
+        self.twin = twin
         self.stream = stream
         self.verdict = Verdict(stream)
         self.ours = Watched(Facts(sizes.page_tokens, sizes.max_concurrency))
@@ -71,16 +79,15 @@ class _Judge:
     def saw(self, decided: ReuseDecided, now: float, host_states: PoolCounts) -> None:
         verdict, report = self.verdict, decided.reuse
         verdict.requests += 1
-        is_chance = report.expected_tokens > 0
-        verdict.chances += is_chance
-        lost = report.expected_tokens - report.cached_tokens
-        is_lost = lost > _LOST_SHARE * report.expected_tokens
-        if self.is_on and is_chance and self.victim in (None, decided.namespace):
+        verdict.chances += report.expected_tokens > 0
+        verdict.reused[decided.request_id] = report.cached_tokens
+        served = self.twin.get(decided.request_id, 0)
+        if self.is_on and served and self.victim in (None, decided.namespace):
+            fault, is_lost = self.stream.fault, served - report.cached_tokens > _LOST_SHARE * served
             verdict.losses_after_onset += is_lost
-            fault = self.stream.fault
             is_first = is_lost and fault is not None and is_caused_by(fault, report)
-            if is_first or verdict.chances_after_loss:
-                verdict.chances_after_loss += 1
+            if is_first or verdict.missed_hits:
+                verdict.missed_hits += 1
         self.ours.saw(decided, now)
         was_alarmed, alarms = self.theirs.is_alarmed, len(self.theirs.alarms)
         self.theirs.saw(decided, now, host_states)
@@ -88,7 +95,7 @@ class _Judge:
             if not self.is_on:
                 verdict.supervisor_false_alarms += 1
             elif verdict.supervisor_delay is None:
-                verdict.supervisor_delay = verdict.chances_after_loss
+                verdict.supervisor_delay = verdict.missed_hits
         if was_alarmed and not self.theirs.is_alarmed and self.is_on:
             verdict.supervisor_cleared = True
         self._look(now)
@@ -107,7 +114,7 @@ class _Judge:
         verdict = self.verdict
         if verdict.detected_at is None or self.stream.ends_seconds is not None:
             return False
-        return verdict.chances_after_loss > (verdict.delay_chances or 0) + _CHANCES_AFTER
+        return verdict.missed_hits > (verdict.delay or 0) + _CHANCES_AFTER
 
     def _look(self, now: float) -> None:
         verdict, state = self.verdict, self.ours.insights.reuse
@@ -117,9 +124,11 @@ class _Judge:
                 verdict.false_alarms.append(alarm)
         elif alarm and verdict.detected_at is None:
             verdict.detected_at, verdict.detected_as = now, alarm
-            verdict.delay_chances = verdict.chances_after_loss
+            verdict.delay = verdict.missed_hits
+        if self.is_on and state in _SICK and verdict.degraded_delay is None:
+            verdict.degraded_delay = verdict.missed_hits
         if self.is_on and state is ReuseState.COLLAPSED and verdict.collapsed_delay is None:
-            verdict.collapsed_delay = verdict.chances_after_loss
+            verdict.collapsed_delay = verdict.missed_hits
 
     def _alarm(self, state: ReuseState) -> str:
         if state in _SICK:
@@ -137,9 +146,15 @@ class _Judge:
         return self.verdict
 
 
-def judge(stream: Stream) -> Verdict:
-    """Run it to its end, or until it is clear what is said about it."""
-    judge = _Judge(stream)
+def judge(stream: Stream, twin: Verdict | None = None) -> Verdict:
+    """Run it to its end, or until it is clear what is said about it; a stream with a fault after its `twin` without."""
+    if stream.fault is not None and twin is None:
+        twin = judge(stream.twin)
+    return _run(stream, {} if twin is None else twin.reused)
+
+
+def _run(stream: Stream, reused_by_twin: Mapping[str, int]) -> Verdict:
+    judge = _Judge(stream, reused_by_twin)
     parts = [stream.calls]
     if stream.restarts_seconds is not None:
         at = stream.restarts_seconds

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from bench.labelled import traffic
 from bench.labelled.drive import Setting
-from bench.labelled.faults import FaultKind
-from bench.labelled.traffic import Writer
+from bench.labelled.faults import NEEDS_HOST, OF_ONE_NAMESPACE, FaultKind
+from bench.labelled.traffic import Order, Writer
 from bench.replay.agentic import Traffic, make_calls
 from bench.replay.conversations import Call
 from bench.replay.cost_model import load_preset
@@ -19,7 +19,7 @@ _HOURS = 0.5
 _PAGE_TOKENS = 128
 _UNIT_MIB = 8
 """A page of 128 tokens; a state image takes 19 of them."""
-_STATE_MIB = 19 * _UNIT_MIB
+STATE_MIB = 19 * _UNIT_MIB
 _SIZES = ((2, 2), (4, 0), (4, 8), (3, 6), (8, 12), (12, 24))
 """Checkpoints on the device, and state images in host memory."""
 
@@ -38,6 +38,13 @@ class Stream:
     """When the cause of the fault is gone again."""
     restarts_seconds: float | None = None
     """When a new daemon takes over, which inherits nothing."""
+    order: Order | None = None
+    """Who asks next, where that is what the stream is about."""
+
+    @property
+    def twin(self) -> Stream:
+        """The same without the fault."""
+        return replace(self, fault=None)
 
 
 def faulty_streams(seeds: range) -> Iterator[Stream]:
@@ -79,8 +86,7 @@ def recovering_streams(seeds: range) -> Iterator[Stream]:
 
 def faulty_stream(kind: FaultKind, seed: int) -> Stream:
     rng = random.Random(f"{kind} {seed}")
-    needs_host = kind in (FaultKind.RESTORE_FAIL, FaultKind.LEAK_HOST, FaultKind.LEAK_HOST_HEALED)
-    device, host = rng.choice([each for each in _SIZES if each[1] >= 2] if needs_host else _SIZES)
+    device, host = rng.choice([each for each in _SIZES if each[1] >= 2] if kind in NEEDS_HOST else _SIZES)
     if kind is FaultKind.LEAK_HOST_HEALED or kind is FaultKind.LEAK_HOST:
         device = 2
     setting = _setting(rng, device, host, self_heal=kind is FaultKind.LEAK_HOST_HEALED)
@@ -102,7 +108,7 @@ def _setting(rng: random.Random, device: int, host: int, *, self_heal: bool) -> 
         max_concurrency=concurrency,
         device_state_slots=device,
         host_state_slots=host or None,
-        host_cache_mib=host * _STATE_MIB * 2,
+        host_cache_mib=host * STATE_MIB * 2,
         kv_pages=(device + concurrency) * 50,
         page_tokens=_PAGE_TOKENS,
     )
@@ -122,10 +128,10 @@ def _busy(rng: random.Random, name: str, fits: int, kind: FaultKind) -> list[Cal
             people=people,
             think_seconds=rng.choice((10.0, 20.0, 40.0)),
             system_tokens=2000 if is_shared else rng.choice((0, 0, 600)),
-            namespaces=namespaces if kind is FaultKind.ONE_NAMESPACE else ("",),
+            namespaces=namespaces if kind in OF_ONE_NAMESPACE else ("",),
         )
     ]
-    if kind in (FaultKind.LEAK_HOST, FaultKind.LEAK_HOST_HEALED, FaultKind.RESTORE_FAIL) or rng.random() < 0.4:
+    if kind in NEEDS_HOST or rng.random() < 0.4:
         parts.append(traffic.one_shots(writer, hours=_HOURS, every_seconds=rng.choice((8.0, 15.0))))
     if rng.random() < 0.3:
         parts.append(traffic.tool_loops(writer, hours=_HOURS, agents=1))
@@ -169,7 +175,7 @@ def _crowd_without_states(rng: random.Random, writer: Writer, setting: Setting) 
 
 def _short(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
     """Most of them are in host memory, from where it takes longer to copy them than to compute them."""
-    sizes = replace(setting.sizes, host_state_slots=40, host_cache_mib=80 * _STATE_MIB)
+    sizes = replace(setting.sizes, host_state_slots=40, host_cache_mib=80 * STATE_MIB)
     calls = traffic.repeats(writer, hours=_HOURS, prompts=rng.randint(10, 30), every_seconds=4.0, tokens=24.0)
     return _of(calls, replace(setting, sizes=sizes))
 
@@ -192,6 +198,25 @@ def _bursts(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
         traffic.bursts(writer, hours=_HOURS, every_seconds=rng.choice((20.0, 60.0)), calls_each=2 * concurrency),
     )
     return _of(calls, setting)
+
+
+def _passing(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
+    """Short chats, and prompts of half the pages that come and go between two looks at the pools."""
+    sizes = replace(
+        setting.sizes,
+        max_concurrency=2,
+        device_state_slots=2,
+        host_state_slots=None,
+        host_cache_mib=rng.choice((2, 4)) * STATE_MIB,
+        kv_pages=150,
+        page_tokens=16,
+    )
+    model = replace(setting.model, state_bytes=20 * 16 * setting.model.kv_bytes_per_token)
+    calls = traffic.passing(
+        writer, hours=_HOURS / 3, people=4, every_seconds=rng.choice((0.5, 1.0, 2.0)), chat_tokens=30, tokens=900
+    )
+    calls = [call for call in calls if sum(each.tokens for each in call.messages) < 1800]
+    return _of(calls, replace(setting, sizes=sizes, model=model))
 
 
 def _deploy(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
@@ -262,6 +287,7 @@ HEALTHY: dict[str, Callable[[random.Random, Writer, Setting], Stream]] = {
     "popular prompts, more than fit": _popular,
     "a flood of one-shot prompts": _flood,
     "bursts of more than can run": _bursts,
+    "prompts of half the pages that come and go within a second": _passing,
     "a deploy in the middle": _deploy,
     "an idle night": _night,
     "sub-agents fanned out": _sub_agents,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from enum import StrEnum
 from itertools import count
 
 from bench.replay.conversations import Call, Message
@@ -188,6 +189,77 @@ def cycle(
         now += writer.random.uniform(0.5, 1.5) * every_seconds
         number += 1
     return calls
+
+
+class Order(StrEnum):
+    """Who asks next. Each has a rule of keeping for which it is the worst."""
+
+    ROTATION = "in rotation"
+    RANDOM = "at random"
+    BY_LENGTH = "the shortest first"
+    BURSTS = "several turns at a time"
+    LOCKSTEP = "in rotation, all begin anew at once"
+    ONE_OF_MANY = "at random, each a client of its own"
+
+
+def in_order(
+    writer: Writer,
+    order: Order,
+    *,
+    people: int,
+    requests: int,
+    every_seconds: float,
+    turns: int,
+    system_tokens: int = 0,
+    is_system_shared: bool = False,
+) -> list[Call]:
+    """So many people, one of whom asks at a time; who is done begins anew. A system prompt is each conversation's own
+    unless it is shared."""
+    rng, calls = writer.random, list[Call]()
+    shared = Message("system", writer.name("system"), max(system_tokens, 4))
+    alive: list[tuple[str, list[Message], int]] = [("", [], 0)] * people
+    queue: list[int] = []
+    now = 0.0
+    while len(calls) < requests:
+        if not queue:
+            queue = _next_round(order, people, [sum(each.tokens for each in one[1]) for one in alive], rng)
+        one = queue.pop(0)
+        name, messages, left = alive[one]
+        if left == 0:
+            system = shared if is_system_shared else Message("system", writer.name("system"), max(system_tokens, 4))
+            name, messages = writer.name("ordered"), [system] if system_tokens else []
+            left = turns if order is Order.LOCKSTEP else rng.randint(max(2, turns // 2), turns + turns // 2)
+        messages.append(writer.message("user", 250, 0.4))
+        answer = writer.message("assistant", 60, 0.4)
+        namespace = f"client{one}" if order is Order.ONE_OF_MANY else ""
+        calls.append(Call(now, name, tuple(messages), answer, namespace=namespace))
+        messages.append(answer)
+        alive[one] = name, messages, left - 1
+        now += rng.uniform(0.7, 1.3) * every_seconds
+    return calls
+
+
+def _next_round(order: Order, people: int, lengths: list[int], rng: random.Random) -> list[int]:
+    everybody = list(range(people))
+    match order:
+        case Order.ROTATION | Order.LOCKSTEP:
+            return everybody
+        case Order.BY_LENGTH:
+            return sorted(everybody, key=lambda one: lengths[one])
+        case Order.BURSTS:
+            rng.shuffle(everybody)
+            return [one for one in everybody for _ in range(rng.randint(1, 4))]
+        case Order.RANDOM | Order.ONE_OF_MANY:
+            return rng.choices(everybody, k=people)
+
+
+def passing(
+    writer: Writer, *, hours: float, people: int, every_seconds: float, chat_tokens: float, tokens: float
+) -> list[Call]:
+    """A few short chats, and between their turns prompts of half the pages that nobody goes on with: several come and
+    go within a second."""
+    calls = chats(writer, hours=hours, people=people, think_seconds=2.0, turns=30, message_tokens=chat_tokens)
+    return merge(calls, one_shots(writer, hours=hours, every_seconds=every_seconds, tokens=tokens))
 
 
 def repeats(writer: Writer, *, hours: float, prompts: int, every_seconds: float, tokens: float) -> list[Call]:

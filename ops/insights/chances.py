@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache import ROOT_PATH, CheckpointKind, LossReason, ReuseReport
+from cache import ROOT_PATH, CheckpointKind, ReuseReport
 
 _SHARED_PATHS = frozenset(kind.value for kind in CheckpointKind if kind.is_shared)
 _SHARED_HIT_WEIGHT = 0.1
@@ -70,9 +70,7 @@ class ChanceScale:
         if is_shared and expected <= cached:
             weight *= _SHARED_HIT_WEIGHT
         reason = next(iter(report.lost), "") if lost else ""
-        # Of one conversation what is newest outlives what is older: an older turn that is there instead is no choice.
-        is_outlived = reason == LossReason.EVICTED_STATE and not is_shared and report.path != ROOT_PATH
-        fault = lost if is_outlived else report.fault_tokens
+        fault = report.fault_tokens
         fault_weight = min(1.0, fault / (_NOTICEABLE_SHARE * usual)) if loss >= _NOTICEABLE_SHARE else 0.0
         return Chance(loss, weight, expected, lost, reason, fault, fault_weight, report.path == ROOT_PATH)
 

@@ -1,52 +1,76 @@
 """The detector on labelled streams: a few of them each time, all of them among the slow tests."""
 
+from functools import cache
+
 import pytest
 
-from bench.labelled.command import main
+from bench.labelled.command import SOON, main
 from bench.labelled.faults import FaultKind
 from bench.labelled.judge import judge
 from bench.labelled.observers import ROOTS_IN_A_ROW, Supervisor
+from bench.labelled.orders import SHARES, order_stream
 from bench.labelled.streams import faulty_stream, faulty_streams, healthy_stream, healthy_streams, recovering_streams
+from bench.labelled.traffic import Order
 from cache import PoolCounts
 from engine.events import ReuseDecided
 from tests.ops.insights.house import COLD, GOOD
 
-SOON = 5
+
+@cache
+def twin_of(order, share):
+    """The same whatever the kind of fault that it goes without."""
+    return judge(order_stream(None, order, share, room=1, seed=4))
+
+
+@pytest.mark.parametrize("kind", [FaultKind.REFUSE_PUBLISH, FaultKind.DROP_STATE, FaultKind.INDEX_FORGETS])
+@pytest.mark.parametrize(("order", "share"), [(Order.ROTATION, 0.5), (Order.ROTATION, 1.5), (Order.RANDOM, 0.5)])
+def test_a_fault_is_told_soon_and_not_before_it_is_there_whatever_the_order(kind, order, share):
+    """More people than fit, in rotation, is the worst that there is for LRU."""
+    stream = order_stream(kind, order, share, room=1, seed=4)
+    twin = twin_of(order, share)
+    verdict = judge(stream, twin)
+    assert verdict.false_alarms == twin.false_alarms == []
+    assert verdict.degraded_delay is not None
+    assert verdict.degraded_delay <= SOON
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"),
+    ("kind", "order", "share"),
     [
-        (FaultKind.REFUSE_PUBLISH, 1),
-        (FaultKind.DROP_STATE, 1),
-        (FaultKind.LEAK_HOST_HEALED, 1),
-        (FaultKind.STUCK_SLOTS, 0),
-        (FaultKind.ONE_NAMESPACE, 1),
-        (FaultKind.ONLY_SHARED, 1),
+        (FaultKind.STUCK_SLOTS, Order.BY_LENGTH, 1.0),
+        (FaultKind.LEAK_HOST_HEALED, Order.BURSTS, 1.0),
+        (FaultKind.RESTORE_FAIL, Order.ROTATION, 1.0),
+        (FaultKind.ONLY_SHARED, Order.RANDOM, 0.5),
+        (FaultKind.ONE_NAMESPACE, Order.ONE_OF_MANY, 0.25),
+        (FaultKind.ONE_REFUSED, Order.ONE_OF_MANY, 0.5),
+        (FaultKind.REFUSE_PUBLISH, Order.LOCKSTEP, 0.5),
     ],
 )
-def test_a_fault_is_told_soon_and_not_before_it_is_there(kind, seed):
-    verdict = judge(faulty_stream(kind, seed))
+def test_each_kind_of_fault_is_told_soon(kind, order, share):
+    verdict = judge(order_stream(kind, order, share, room=1, seed=4))
     assert verdict.false_alarms == []
-    assert verdict.delay_chances is not None
-    assert verdict.delay_chances <= SOON
+    assert verdict.delay is not None
+    assert verdict.delay <= SOON
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"),
+    "name",
     [
-        ("a working set twice the pools", 0),
-        ("more people than fit, a model without states", 0),
-        ("a deploy in the middle", 0),
-        ("an idle night", 1),
-        ("forks of long chats", 1),
-        ("a client that rewrites its history", 0),
+        "more people than fit, a model without states",
+        "a deploy in the middle",
+        "prompts of half the pages that come and go within a second",
+        "a client that rewrites its history",
     ],
 )
-def test_harmless_traffic_raises_no_alarm(name, seed):
-    verdict = judge(healthy_stream(name, seed))
+def test_harmless_traffic_raises_no_alarm(name):
+    verdict = judge(healthy_stream(name, 0))
     assert verdict.requests > 100
     assert verdict.false_alarms == []
+
+
+@pytest.mark.parametrize("share", SHARES[::2])
+def test_people_in_rotation_raise_no_alarm_however_many_they_are(share):
+    assert judge(order_stream(None, Order.ROTATION, share, room=1, seed=4)).false_alarms == []
 
 
 def test_a_stream_is_the_same_whenever_it_is_made():
