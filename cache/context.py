@@ -67,7 +67,7 @@ class ContextCache:
     def match(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
         """Find and pin the prefix from which the prompt is computed soonest; one token at least is left to compute.
         Raises ValueError when the request holds a match or a lease already."""
-        return self._open_match(request_id, namespace, tokens, self._find(namespace, tokens))
+        return self._open_match(request_id, namespace, tokens, self._find(namespace, tokens), is_chosen=True)
 
     def miss(self, request_id: str, namespace: str, tokens: Tokens) -> Match:
         """A match that reuses nothing and pins nothing, for a request that what it could reuse leaves no room for."""
@@ -306,9 +306,7 @@ class ContextCache:
     def _running(self, namespace: str) -> Iterable[RequestLease]:
         return (lease for lease in self._leases.values() if lease.namespace == namespace)
 
-    def _open_match(
-        self, request_id: str, namespace: str, tokens: Tokens, found: Found, *, is_chosen: bool = True
-    ) -> Match:
+    def _open_match(self, request_id: str, namespace: str, tokens: Tokens, found: Found, *, is_chosen: bool) -> Match:
         if request_id in self._matches or request_id in self._leases:
             raise ValueError(f"request {request_id!r} holds a match or a lease already")
         match = Match(
@@ -362,9 +360,8 @@ class ContextCache:
 
     def _every_slot_is_in_use(self) -> bool:
         """Or else slots are with nobody."""
-        matched = (match.checkpoint for match in self._matches.values())
-        read = (*matched, *(demotion.checkpoint for demotion in self.demotions.under_way))
-        return slots_in_use(self._leases.values(), read) >= self.slots.capacity
+        copied = [demotion.checkpoint for demotion in self.demotions.under_way]
+        return slots_in_use(self._leases.values(), self._matches.values(), copied) >= self.slots.capacity
 
     def _quarantine(self, lease: RequestLease, checkpoint: Checkpoint | None) -> None:
         """Nobody is to find it any more, but why it is gone is remembered, even while others still read from it."""

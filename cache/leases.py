@@ -160,10 +160,16 @@ def copies_of(
     return restore, tuple(copy for copy in copies if copy.source.tier is Tier.DEVICE)
 
 
-def slots_in_use(leases: Iterable[RequestLease], read: Iterable[Checkpoint | None]) -> int:
-    """State slots on the device that requests run in, capture into or resume from, and those that others `read`."""
-    held, leases = 0, tuple(leases)
+def slots_in_use(leases: Iterable[RequestLease], matches: Iterable[Match], copied: Iterable[Checkpoint]) -> int:
+    """State slots on the device that requests run in, capture into or resume from, and those of what is `copied`."""
+    held, read = 0, set[int]()
     for lease in leases:
         held += (lease.slot is not None) + sum(ticket.slot is not None for ticket in lease.tickets)
-    sources = (*(lease.pinned for lease in leases), *read)
-    return held + len({each.number for each in sources if each is not None and each.slot is not None})
+        read |= _number_of_slot(lease.pinned)
+    for each in (*(match.checkpoint for match in matches), *copied):
+        read |= _number_of_slot(each)
+    return held + len(read)
+
+
+def _number_of_slot(checkpoint: Checkpoint | None) -> set[int]:
+    return set() if checkpoint is None or checkpoint.slot is None else {checkpoint.number}

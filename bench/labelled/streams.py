@@ -202,20 +202,16 @@ def _bursts(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
 
 def _passing(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
     """Short chats, and prompts of half the pages that come and go between two looks at the pools."""
-    sizes = replace(
-        setting.sizes,
+    sizes = Sizes(
         max_concurrency=2,
         device_state_slots=2,
         host_state_slots=None,
-        host_cache_mib=rng.choice((2, 4)) * STATE_MIB,
+        host_cache_mib=rng.choice((100, 300)),
         kv_pages=150,
         page_tokens=16,
     )
     model = replace(setting.model, state_bytes=20 * 16 * setting.model.kv_bytes_per_token)
-    calls = traffic.passing(
-        writer, hours=_HOURS / 3, people=4, every_seconds=rng.choice((0.5, 1.0, 2.0)), chat_tokens=30, tokens=900
-    )
-    calls = [call for call in calls if sum(each.tokens for each in call.messages) < 1800]
+    calls = traffic.passing(writer, requests=260, every_seconds=0.15, tokens=1150)
     return _of(calls, replace(setting, sizes=sizes, model=model))
 
 

@@ -253,13 +253,26 @@ def _next_round(order: Order, people: int, lengths: list[int], rng: random.Rando
             return rng.choices(everybody, k=people)
 
 
-def passing(
-    writer: Writer, *, hours: float, people: int, every_seconds: float, chat_tokens: float, tokens: float
-) -> list[Call]:
-    """A few short chats, and between their turns prompts of half the pages that nobody goes on with: several come and
-    go within a second."""
-    calls = chats(writer, hours=hours, people=people, think_seconds=2.0, turns=30, message_tokens=chat_tokens)
-    return merge(calls, one_shots(writer, hours=hours, every_seconds=every_seconds, tokens=tokens))
+def passing(writer: Writer, *, requests: int, every_seconds: float, tokens: int) -> list[Call]:
+    """Four short chats, and between their turns six long prompts in turns: several come and go within a second."""
+    long = [(Message("user", writer.name("long"), tokens),) for _ in range(6)]
+    chats: list[list[Message]] = [[] for _ in range(4)]
+    names = [writer.name("short") for _ in chats]
+    calls, now = list[Call](), 0.0
+    for number in range(requests // 2):
+        place = number % len(chats)
+        messages = chats[place]
+        if len(messages) > 16:
+            messages.clear()
+            names[place] = writer.name("short")
+        messages.append(writer.message("user", 30, 0.3))
+        answer = writer.message("assistant", 8, 0.3)
+        calls.append(Call(now, names[place], tuple(messages), answer))
+        messages.append(answer)
+        now += writer.random.uniform(0.5, 1.5) * every_seconds
+        calls.append(Call(now, writer.name("passing"), long[number % len(long)], writer.message("assistant", 8, 0.3)))
+        now += writer.random.uniform(0.5, 1.5) * every_seconds
+    return calls
 
 
 def repeats(writer: Writer, *, hours: float, prompts: int, every_seconds: float, tokens: float) -> list[Call]:

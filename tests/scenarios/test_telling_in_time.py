@@ -317,3 +317,38 @@ async def test_s60_answers_records_and_counters_say_the_same_of_reuse(living):
         assert tokens == grown("prompt_tokens_by_source", source=tier) > 0
     for reason in {reason for result in results for reason in result["lost"]}:
         assert sum(result["lost"].get(reason, 0) for result in results) == grown("reuse_lost_tokens", reason=reason)
+
+
+async def test_s58_a_rotation_in_which_nothing_is_kept_any_more_is_found_within_five_requests(living):
+    """Eight people in a fixed order, whose conversations have a system prompt of their own and end all at once: for a
+    cache that drops what was used longest ago there is no worse."""
+    async with living(1, device_state_slots=2, host_cache_mib=60, host_state_slots=12) as house:
+
+        async def turn(messages: list[Body], number: int) -> Body:
+            messages += question(number, 24)
+            answer = await house.ask(messages)
+            messages.append(answer["choices"][0]["message"])
+            return answer["reuse"]
+
+        def begin(number: int) -> list[Body]:
+            return [{"role": "system", "content": question(1000 + number, 24)[0]["content"]}]
+
+        people = [begin(number) for number in range(8)]
+        for each in people:
+            await turn(each, len(people))
+        second = [await turn(each, 20) for each in people]
+        assert sum(reuse["cached_tokens"] for reuse in second) > 0.9 * sum(r["achievable_tokens"] for r in second)
+        await house.do(lambda cache: cache.faults.switch(["refuse_publish"]))
+        people = [begin(100 + number) for number in range(8)]
+        for number, each in enumerate(people):
+            assert (await turn(each, 30 + number))["achievable_tokens"] == 0
+        assert (await house.get("/health"))["reuse"] == "healthy"
+        missed = 0
+        while (await house.get("/health"))["reuse"] != "degraded":
+            reuse = await turn(people[missed], 40 + missed)
+            assert (reuse["cached_tokens"], set(reuse["lost"])) == (0, {"publish_skipped", "cold"})
+            missed += 1
+            assert missed <= 5
+        assert (await house.client.get("/readyz?strict=reuse")).status_code == 503
+        found = insight_of(await house.told(), "prefix.reuse_degraded")
+        assert "Nothing had needed the room" in found["statement"]
