@@ -1,9 +1,11 @@
-"""Reads a request's body: its size, its type, its JSON and its schema, each with an error of its own."""
+"""Reads a request's body: its type, its size, its JSON and its schema, each bounded before the next looks at it."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import orjson
@@ -11,19 +13,27 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from server.errors import ApiError, from_validation
-from server.exact_json import load
+from server.exact_json import Loaded, load
+from server.limits import MAX_CONTAINERS, MAX_DEPTH, MAX_KEYS, MAX_STRINGS, BodyLimits
 from server.schema.dialects import in_own_names
 
-MAX_BODY_BYTES = 32 * 2**20
-"""Far above any context that fits; a larger body is refused before it is held in memory."""
+_SMALL_BYTES = 2**15
+"""A body of this size is read in a few milliseconds whatever it holds: not worth another thread."""
+
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
+_ALL_SQUARE = bytes.maketrans(b"{}", b"[]")
 
 logger = logging.getLogger("dalsegno.http")
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_thread = ThreadPoolExecutor(1, "dalsegno-body")
+"""For large bodies. One thread and no more: each call of the JSON parser keeps the interpreter's lock to its end, and
+two of them in turn would keep the event loop out for twice as long."""
 
-async def read_json_object(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """The body as a JSON object. Raises ApiError: 415, 413 or 400."""
+
+async def read_body(request: Request, validate: Callable[[dict[str, Any]], Model]) -> Model:
+    """What `validate` makes of the body, a JSON object. Raises ApiError: 415, 413, 400, or what `validate` raises."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         # Without one it may be a page's in a browser, which may send this type to nobody but its own origin.
@@ -34,18 +44,18 @@ async def read_json_object(request: Request, max_bytes: int = MAX_BODY_BYTES) ->
         message = "a compressed body is not read; send it as it is, without content-encoding"
         headers = {"accept-encoding": "identity"}
         raise ApiError(415, message, code="unsupported_media_type", headers=headers)
-    raw = await _read(request, max_bytes)
-    try:
-        body, replaced = load(raw)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(
-            400, f"the body is not JSON at line {error.lineno}, column {error.colno}: {error.msg}", code="invalid_json"
-        ) from None
-    if replaced:
-        logger.warning("request %s: %d lone surrogates are no text; U+FFFD stands for each", _id(request), replaced)
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    return body
+    limits: BodyLimits = request.app.state.daemon.body_limits
+    raw = await _receive(request, limits.max_bytes)
+
+    def read() -> Model:
+        body, replaced = load_object(raw, limits)
+        if replaced:
+            logger.warning("request %s: %d lone surrogates are no text; U+FFFD stands for each", _id(request), replaced)
+        return validate(body)
+
+    if len(raw) <= _SMALL_BYTES:
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(_thread, read)
 
 
 def parse(schema: type[Model], body: dict[str, Any], sent_as: Mapping[str, str] | None = None) -> Model:
@@ -63,12 +73,66 @@ def parse_request(schema: type[Model], body: dict[str, Any]) -> Model:
     return parse(schema, fields, sent_as)
 
 
+def load_object(raw: bytes, limits: BodyLimits) -> Loaded:
+    """The bytes as a JSON object within the limits. Raises ApiError (400)."""
+    is_too_deep = check_structure(raw, limits)
+    try:
+        loaded = load(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(
+            400, f"the body is not JSON at line {error.lineno}, column {error.colno}: {error.msg}", code="invalid_json"
+        ) from None
+    if is_too_deep:
+        raise _too_much(f"more than {MAX_DEPTH} arrays and objects inside each other")
+    body = loaded.value
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    if len(body) > MAX_KEYS:
+        raise _too_much(f"more than {MAX_KEYS} fields")
+    messages = body.get("messages")
+    if isinstance(messages, list) and len(messages) > limits.max_messages:
+        raise _too_much(f"more than {limits.max_messages:,} messages (--max-messages)", "messages")
+    return loaded
+
+
+def check_structure(raw: bytes, limits: BodyLimits) -> bool:
+    """Count what the parser would make objects of, without making any: some passes over the bytes, each in C.
+
+    Raises ApiError (400) for too many values. Returns whether it is too deep, if it is JSON at all.
+    """
+    escaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if escaped.count(b'"') > 2 * MAX_STRINGS:
+        raise _too_much(f"more than {MAX_STRINGS:,} strings")
+    # Between two quotes is a string: every second part is outside of all.
+    structure = b"".join(escaped.split(b'"')[::2]).translate(None, _NO_STRUCTURE)
+    containers = structure.count(b"[") + structure.count(b"{")
+    if containers > MAX_CONTAINERS:
+        raise _too_much(f"more than {MAX_CONTAINERS:,} arrays and objects")
+    if containers + structure.count(b",") > limits.max_values:
+        raise _too_much(f"more than {limits.max_values:,} values")
+    # Each turn takes the innermost level away; whether a bracket has its match is the parser's affair.
+    nested = structure.translate(_ALL_SQUARE, b",")
+    for _ in range(MAX_DEPTH):
+        if not nested:
+            return False
+        nested = nested.replace(b"[]", b"")
+    return bool(nested)
+
+
 def _id(request: Request) -> str:
     return str(request.scope.get("state", {}).get("request_id", "without an id"))
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
-    too_large = ApiError(413, f"the body is larger than {max_bytes:,} bytes", code="request_too_large")
+def _too_much(what: str, param: str | None = None) -> ApiError:
+    return ApiError(400, f"the body has {what}", param=param, code="invalid_value")
+
+
+async def _receive(request: Request, max_bytes: int) -> bytes:
+    too_large = ApiError(
+        413,
+        f"the body is larger than {max_bytes:,} bytes; for larger ones start the daemon with --max-body-mib",
+        code="request_too_large",
+    )
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise too_large

@@ -25,6 +25,7 @@ from ops.outcome import outcome_of
 from server.drill import NO_DRILL, FireDrill
 from server.errors import ApiError
 from server.isolation import Isolation
+from server.limits import BodyLimits
 from server.sampling import SamplingDefaults
 from server.settings import Auto, Settings
 from server.text_pool import TextPool
@@ -69,6 +70,8 @@ class Daemon:
         """Where it answers; to be told anew when the port is known."""
         self.is_over = False
         """Whether `stop` was called: whoever streams what the daemon says about itself is to end."""
+        self.body_limits = BodyLimits.of(settings.server)
+        """What a body may hold; to be told anew when the context is known."""
         self._began_at = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
         self.text_pool = TextPool()
@@ -91,6 +94,7 @@ class Daemon:
             await engine.set_faults(self.drill.faults)
         self.sampling_defaults = SamplingDefaults.from_folder(engine.model_folder, self.settings)
         self.metrics.watch_engine(engine.snapshot, self.model_id, engine.config.architecture, engine.backend_name)
+        self.body_limits = BodyLimits.of(self.settings.server, engine.max_context_tokens)
         self._engine = engine
         self._watching = asyncio.create_task(self._watch(engine), name="dalsegno-watch")
         if self.phase is Phase.STARTING:

@@ -80,13 +80,13 @@ def from_validation(
         found = error.errors()
         param = _dotted(list(found[0]["loc"][1:])) or None
     else:
+        # Lists fail at their first wrong element (see AtMost), so there are a few at most.
         found = error.errors(include_input=False)
         field, *inner = _real_location(found[0]["loc"], body) or [""]
         param = _dotted([(sent_as or {}).get(str(field), field), *inner]) or None
     said = "Input should be an object" if found[0]["type"] in _OBJECT_ERRORS else found[0]["msg"]
     message = f"{param}: {said}" if param else said
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return ApiError(400, message + more, param=param, code="invalid_value")
+    return ApiError(400, message, param=param, code="invalid_value")
 
 
 def install_error_handlers(app: FastAPI) -> None:

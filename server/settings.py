@@ -11,6 +11,9 @@ from pydantic.fields import FieldInfo
 
 ENV_PREFIX = "DALSEGNO_"
 
+MAX_MESSAGES = 2**15
+"""No setting allows more messages in a conversation than this."""
+
 Auto = Literal["auto"]
 Count = Annotated[int, Ge(1)] | Auto
 
@@ -75,6 +78,14 @@ class ServerSettings(Section):
         25.0,
         "seconds that the daemon takes to end at most, after SIGTERM, while requests run; at once when none does",
         "a number of seconds above 0",
+    )
+    max_body_mib: Count = _key(
+        "auto",
+        "largest body of a request in MiB; auto: 1 MiB and 16 bytes for each token of the context",
+        "an integer number of MiB, 1 or more, or auto",
+    )
+    max_messages: Annotated[int, Ge(1), Le(MAX_MESSAGES)] = _key(
+        4096, "most messages of a conversation", f"an integer from 1 to {MAX_MESSAGES}"
     )
 
 

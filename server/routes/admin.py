@@ -6,13 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 
 from cache import CacheStats, Fault, PoolCounts, Resident, Tier
 from engine.engine import Engine
-from server.body import parse, read_json_object
+from server.body import parse, read_body
 from server.daemon import Daemon
 from server.errors import ApiError
 from server.openapi import documented
@@ -104,7 +105,7 @@ async def reset_cache(request: Request) -> JsonResponse:
     """Forget what is remembered in the tiers named, and give back what nobody holds, while traffic runs."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.loaded_engine
-    wanted = parse(ResetRequest, await read_json_object(request))
+    wanted = await read_body(request, partial(parse, ResetRequest))
     found = await engine.reset_cache(_known(Tier, wanted.tiers, "tiers"))
     answer = ResetAnswer.model_validate({"tiers": {tier.value: asdict(counts) for tier, counts in found.items()}})
     pinned = sum(counts.pinned_checkpoints for counts in found.values())
@@ -158,7 +159,7 @@ async def set_faults(request: Request) -> JsonResponse:
     if not daemon.drill.is_allowed:
         raise ApiError(403, "fire drills are off; to hold one, start the daemon with --allow-faults")
     engine = daemon.loaded_engine
-    wanted = parse(FaultsRequest, await read_json_object(request))
+    wanted = await read_body(request, partial(parse, FaultsRequest))
     await engine.set_faults(frozenset(_known(Fault, wanted.faults, "faults")))
     return JsonResponse(FaultsAnswer(faults=_names(engine.faults)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from engine.engine import Engine
 from engine.text.slices import Slices
 from engine.text.tokenizer import Tokenizer
 from server.answers import PublicReason, identity, public_reason, respond
-from server.body import parse_request, read_json_object
+from server.body import parse_request, read_body
 from server.chat import Piece, Prompt, new_answer_id, pieces, render_prompt
 from server.choices import submit_all
 from server.daemon import Daemon
@@ -37,7 +38,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, whole or streamed."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
-    wanted = parse_request(ChatCompletionRequest, await read_json_object(request))
+    wanted = await read_body(request, partial(parse_request, ChatCompletionRequest))
     daemon.check_model(wanted.model)
     sampling = daemon.sampling_defaults.for_request(wanted)
     prompt = await unless_client_leaves(request, daemon.text_pool.run(_prompt_of(engine, wanted)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,7 @@ from engine.limits import refuse_overlong
 from engine.text.slices import Slices
 from engine.text.tokenizer import Tokenizer
 from server.answers import PublicReason, identity, public_reason, respond
-from server.body import parse_request, read_json_object
+from server.body import parse_request, read_body
 from server.chat import Piece, Prompt, new_answer_id, pieces
 from server.choices import submit_all
 from server.daemon import Daemon
@@ -30,7 +31,7 @@ async def create_completion(request: Request) -> Response:
     """Go on with a text, or with several, whole or streamed."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
-    wanted = parse_request(CompletionRequest, await read_json_object(request))
+    wanted = await read_body(request, partial(parse_request, CompletionRequest))
     daemon.check_model(wanted.model)
     sampling = daemon.sampling_defaults.for_request(wanted)
     choices = wanted.choices_per_prompt

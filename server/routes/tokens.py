@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from fastapi import APIRouter, Request
 
 from engine.engine import Engine
 from engine.errors import RequestError
 from engine.text.slices import Slices
 from engine.text.tokenizer import Tokenizer
-from server.body import parse, parse_request, read_json_object
+from server.body import parse, parse_request, read_body
 from server.chat import encode_conversation
 from server.daemon import Daemon
 from server.leaving import unless_client_leaves
@@ -30,10 +33,7 @@ async def tokenize(request: Request) -> JsonResponse:
     """The tokens of a text, or of a conversation through the chat template."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
-    body = await read_json_object(request)
-    schema: type[TokenizeTextRequest | TokenizeChatRequest]
-    schema = TokenizeChatRequest if "messages" in body else TokenizeTextRequest
-    wanted = parse_request(schema, body)
+    wanted = await read_body(request, _wanted)
     daemon.check_model(wanted.model)
     token_ids = await unless_client_leaves(request, daemon.text_pool.run(_encode(engine, wanted)))
     strings = None
@@ -51,10 +51,16 @@ async def detokenize(request: Request) -> JsonResponse:
     """The text of tokens, special ones included."""
     daemon: Daemon = request.app.state.daemon
     tokenizer = daemon.engine.tokenizer
-    wanted = parse(DetokenizeRequest, await read_json_object(request))
+    wanted = await read_body(request, partial(parse, DetokenizeRequest))
     daemon.check_model(wanted.model)
     text = await unless_client_leaves(request, daemon.text_pool.run(_decode(tokenizer, wanted.tokens)))
     return JsonResponse(DetokenizeAnswer(prompt=text))
+
+
+def _wanted(body: dict[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
+    if "messages" in body:
+        return parse_request(TokenizeChatRequest, body)
+    return parse_request(TokenizeTextRequest, body)
 
 
 def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -> Slices[list[int]]:

@@ -6,12 +6,14 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from server.schema.base import AnswerModel, RequestModel
+from server.schema.base import AnswerModel, AtMost, RequestModel
 from server.schema.errors import ErrorDetail
 
 TierName = Literal["device", "host", "disk"]
 FaultName = Literal["leak_host_state", "refuse_publish", "drop_state", "restore_fail", "step_fail", "slow_step"]
 
+
+_MAX_NAMES = 64
 
 # Checked by the route, whose error names what was given.
 _AnyTier = Annotated[str, Field(json_schema_extra={"enum": list(get_args(TierName))})]
@@ -98,7 +100,7 @@ class CacheAnswer(AnswerModel):
 class ResetRequest(RequestModel):
     """Which tiers to empty."""
 
-    tiers: Annotated[list[_AnyTier], Field(min_length=1)]
+    tiers: Annotated[list[_AnyTier], Field(min_length=1), AtMost(_MAX_NAMES)]
 
 
 class TierResetAnswer(AnswerModel):
@@ -134,7 +136,7 @@ class AuditAnswer(AnswerModel):
 class FaultsRequest(RequestModel):
     """The faults of the fire drill to switch on; all others are switched off."""
 
-    faults: list[_AnyFault]
+    faults: Annotated[list[_AnyFault], AtMost(_MAX_NAMES)]
 
 
 class FaultsAnswer(AnswerModel):

@@ -7,12 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.schema.base import AnswerModel, RequestModel
+from server.schema.base import AnswerModel, AtMost, RequestModel
 from server.schema.logprobs import ChatLogprobs
 from server.schema.messages import ChatMessage, Tool
 from server.schema.numbers import Integer, TokenLimit
 from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest
 from server.schema.usage import Reuse, TimingsBody, UsageBody
+from server.settings import MAX_MESSAGES
+
+MAX_TOOLS = 1024
 
 _Word = Annotated[str, Field(max_length=64)]
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -27,8 +30,8 @@ def _check_variables(variables: dict[str, Any] | None) -> dict[str, Any] | None:
 class Conversation(RequestModel):
     """Messages, tools and what else a chat template is told."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), AtMost(MAX_MESSAGES)]
+    tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = None
     tool_choice: Any = Field(None, description="none keeps the tools from the model; more than auto is not built yet")
     enable_thinking: bool | None = None
     reasoning_effort: _Word | None = Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.schema.base import AnswerModel
+from server.schema.base import AnswerModel, AtMost
 from server.schema.logprobs import CompletionLogprobs
 from server.schema.numbers import Integer, TokenIds
 from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest
@@ -33,9 +33,9 @@ def _prompt_kind(prompt: Any) -> str | None:
 
 PromptField = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(max_length=MAX_PROMPTS), Tag("texts")]
+    | Annotated[list[str], AtMost(MAX_PROMPTS), Tag("texts")]
     | Annotated[_TokenIds, Tag("tokens")]
-    | Annotated[list[_TokenIds], Field(max_length=MAX_PROMPTS), Tag("token_lists")],
+    | Annotated[list[_TokenIds], AtMost(MAX_PROMPTS), Tag("token_lists")],
     Discriminator(
         _prompt_kind,
         custom_error_type="prompt_type",

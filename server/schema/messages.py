@@ -18,7 +18,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from server.exact_json import load_object
-from server.schema.base import RequestModel
+from server.schema.base import AtMost, RequestModel
+
+MAX_PARTS = 4096
+MAX_CALLS = 1024
 
 _LATER_PARTS = (
     "image_url",
@@ -77,7 +80,7 @@ class TextPart(RequestModel):
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")],
+    Annotated[str, Tag("text")] | Annotated[list[TextPart], AtMost(MAX_PARTS), Tag("parts")],
     Discriminator(
         _content_kind,
         custom_error_type="content_type",
@@ -134,7 +137,7 @@ class ChatMessage(RequestModel):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = Field(None, description="another name of reasoning_content")
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], AtMost(MAX_CALLS)] | None = None
     function_call: CalledFunction | None = Field(None, description="the older form of a single tool call")
     tool_call_id: str | None = None
     # After the fields that say whether it may be missing.

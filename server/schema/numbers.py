@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from server.schema.base import MAX_TOKEN_IDS, AtMost
+
 NO_LIMIT_TOKENS = 2**31 - 1
 """More than any context holds."""
 
@@ -35,4 +37,5 @@ TokenLimit = Annotated[
     WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}}),
 ]
 """The longest answer; -1: as long as the context allows."""
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(all_whole)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS), BeforeValidator(all_whole)]

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.schema.base import RequestModel
-from server.schema.numbers import Integer, TokenIds, TokenLimit
+from server.schema.base import AtMost, RequestModel
+from server.schema.numbers import Integer, TokenId, TokenLimit, all_whole
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
+MAX_STOP_TOKENS = 128
 MAX_STOP_CHARACTERS = 1000
 MAX_BIASES = 4096
 MAX_TOP_LOGPROBS = 20
@@ -27,9 +28,13 @@ def _as_list(stop: Any) -> Any:
     return stop
 
 
-def _check_bias(bias: dict[str, float] | None) -> dict[str, float] | None:
-    if bias and len(bias) > MAX_BIASES:
+def _check_bias_size(bias: Any) -> Any:
+    if isinstance(bias, dict) and len(bias) > MAX_BIASES:
         raise PydanticCustomError("too_many", "at most {limit} tokens can have a bias", {"limit": MAX_BIASES})
+    return bias
+
+
+def _check_bias(bias: dict[str, float] | None) -> dict[str, float] | None:
     if not all(_TOKEN_ID.fullmatch(token_id) for token_id in bias or ()):
         raise PydanticCustomError("token_id", "every key must be a token id, such as '50256'")
     if not all(-100 <= value <= 100 for value in (bias or {}).values()):
@@ -39,7 +44,7 @@ def _check_bias(bias: dict[str, float] | None) -> dict[str, float] | None:
 
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopStrings = Annotated[
-    Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
+    Annotated[list[_StopString], AtMost(MAX_STOP_STRINGS)] | None,
     BeforeValidator(_as_list),
     WithJsonSchema(
         {
@@ -57,6 +62,7 @@ StopStrings = Annotated[
 ]
 LogitBias = Annotated[
     dict[str, float] | None,
+    BeforeValidator(_check_bias_size),
     AfterValidator(_check_bias),
     WithJsonSchema(
         {
@@ -99,7 +105,7 @@ class SamplingRequest(RequestModel):
     logit_bias: LogitBias = None
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="-1: none")
     stop: StopStrings = None
-    stop_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_STOP_TOKENS), BeforeValidator(all_whole)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = Field(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from server.schema.base import AnswerModel, RequestModel
+from server.schema.base import MAX_TOKEN_IDS, AnswerModel, AtMost, RequestModel
 from server.schema.chat import Conversation
 from server.schema.numbers import all_whole
 
@@ -42,7 +42,7 @@ class DetokenizeRequest(RequestModel):
     """Tokens."""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], BeforeValidator(all_whole)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], AtMost(MAX_TOKEN_IDS), BeforeValidator(all_whole)]
 
 
 class DetokenizeAnswer(AnswerModel):
