@@ -239,7 +239,8 @@ async def test_a_large_body_is_read_in_another_thread(characters, is_elsewhere):
         return {"type": "http.request", "body": raw, "more_body": False}
 
     app = SimpleNamespace(state=SimpleNamespace(daemon=SimpleNamespace(body_limits=LIMITS)))
-    request = Request({"type": "http", "method": "POST", "headers": [], "app": app}, receive)
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "method": "POST", "headers": headers, "app": app}, receive)
     assert (await read_body(request, validate)).text == "a" * characters
     assert (threads != [threading.current_thread()]) is is_elsewhere
 
