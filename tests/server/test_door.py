@@ -60,13 +60,16 @@ async def test_an_answer_tells_its_cost(client):
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
+    lost = body["reuse"].pop("lost")
+    # The template's own beginning may have been computed for another prompt, too short to be kept by itself.
+    assert lost.keys() <= {"cold", "no_checkpoint"}
+    assert sum(lost.values()) == HELLO_TURN_TOKENS
     assert body["reuse"] == {
         "path": "root",
         "prompt_tokens": HELLO_TOKENS,
         "cached_tokens": 0,
         "achievable_tokens": 0,
         "source": {"device": 0, "host": 0, "disk": 0},
-        "lost": {"cold": HELLO_TURN_TOKENS},
     }
     timings = body["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (0, HELLO_TOKENS, 6)
@@ -241,11 +244,11 @@ async def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(client,
     def encode(*_arguments, **_options):
         raise AssertionError("it was encoded")
 
-    monkeypatch.setattr("tokenizers.Tokenizer.encode", encode, raising=True)
-    endless = HELLO | {"messages": [{"role": "user", "content": "endless " * 1_000_000}]}
+    monkeypatch.setattr("tokenizers.Tokenizer.encode_batch", encode, raising=True)
+    endless = HELLO | {"messages": [{"role": "user", "content": "endless " * 100_000}]}
     error = (await client.post(CHAT, json=endless)).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-    error = (await client.post("/v1/completions", json={"prompt": "endless " * 1_000_000})).json()["error"]
+    error = (await client.post("/v1/completions", json={"prompt": "endless " * 100_000})).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
