@@ -1,9 +1,10 @@
 """The trial of a linear layer's shape on this machine: oneDNN's packed product against torch's own, which is MKL's.
 
 Which of them is faster depends on the processor's maker, its vector units and the shape. Torch's own is what everybody
-else computes with; the packed product is taken where it is slower neither for one row nor for many, so that neither a
-decode nor a prefill loses by it. A product in bfloat16 is no candidate: it rounds activations to 2**-9, and the logits
-of a hit are promised to agree with those of a cold run to 1e-4.
+else computes with. A layer is held in one layout, which decodes and prefills share, so the packed product is taken
+where it gains at least as much for one of one row and many as it loses for the other. A product in bfloat16 is no
+candidate: it rounds activations to 2**-9, and the logits of a hit are promised to agree with those of a cold run to
+1e-4.
 """
 
 from __future__ import annotations
@@ -35,11 +36,17 @@ class Trial:
 
     @property
     def prefers_packed(self) -> bool:
-        return all(packed <= _TIE * plain for packed, plain in zip(self.packed, self.plain, strict=True))
+        one, many = self._shares
+        return one * many <= _TIE
+
+    @property
+    def _shares(self) -> tuple[float, float]:
+        """What packed takes of the time of plain, for one row and for many."""
+        return self.packed[0] / self.plain[0], self.packed[1] / self.plain[1]
 
     def __str__(self) -> str:
         name = "oneDNN packed" if self.prefers_packed else "torch's own"
-        one, many = (packed / plain for packed, plain in zip(self.packed, self.plain, strict=True))
+        one, many = self._shares
         return f"{name}; packed takes {one:.2f} of the time of torch's own for 1 row, {many:.2f} for {MANY_ROWS}"
 
 

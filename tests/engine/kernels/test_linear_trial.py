@@ -1,4 +1,4 @@
-"""A shape's trial: torch's own product unless the packed one is slower for neither one row nor many."""
+"""A shape's trial: torch's own product unless the packed one gains at least what it loses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ CPU = torch.device("cpu")
     [
         ((1.0, 10.0), (2.0, 20.0), True),
         ((1.0, 10.0), (1.0, 10.0), True),
-        ((1.1, 5.0), (1.0, 10.0), False),
-        ((0.5, 11.0), (1.0, 10.0), False),
+        ((1.26, 6.8), (1.0, 10.0), True),
+        ((0.5, 11.0), (1.0, 10.0), True),
+        ((1.1, 10.0), (1.0, 10.0), False),
+        ((2.0, 6.8), (1.0, 10.0), False),
+        ((0.7, 20.0), (1.0, 10.0), False),
     ],
-    ids=["faster", "as fast", "slower for one row", "slower for many"],
+    ids=[
+        "faster",
+        "as fast",
+        "gains more for many",
+        "gains more for one",
+        "gains nothing",
+        "loses more for one",
+        "loses more for many",
+    ],
 )
-def test_the_packed_product_may_lose_nowhere(packed, plain, is_packed):
+def test_the_packed_product_is_taken_where_it_gains_at_least_what_it_loses(packed, plain, is_packed):
     assert Trial(packed, plain).prefers_packed is is_packed
 
 
