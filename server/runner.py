@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from engine.engine import Engine
 from server.app import create_app
@@ -19,6 +20,7 @@ from server.daemon import Daemon
 from server.drill import NO_DRILL, FireDrill
 from server.listener import url_of
 from server.process_end import EndLimit
+from server.protocol import DoorProtocol
 from server.settings import Settings
 from server.stdio import announce
 from server.trust import is_loopback
@@ -26,6 +28,9 @@ from server.version import package_version
 
 _CLOSING_SHARE = 0.2
 """Of the time to end in, what is left for the last step and for connections to carry off the last bytes."""
+
+_KEEP_ALIVE_S = 75
+"""How long an idle connection waits for its next request: longer than clients keep it, or they lose a race."""
 
 logger = logging.getLogger("dalsegno.server")
 
@@ -38,19 +43,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = NO_DRILL) -> None:
-    """Serve on `listener` until SIGTERM or SIGINT. Raises what loading the model raises."""
-    app = create_app(settings, drill)
-    config = uvicorn.Config(
+def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """How HTTP is spoken."""
+    return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=DoorProtocol,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(int(settings.server.drain_timeout_s * _CLOSING_SHARE / 2), 1),
     )
+
+
+def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = NO_DRILL) -> None:
+    """Serve on `listener` until SIGTERM or SIGINT. Raises what loading the model raises."""
+    app = create_app(settings, drill)
+    config = http_config(app, settings)
     limit = EndLimit(settings.server.drain_timeout_s)
     with limit.lifted_behind(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(_Server(config), app.state.daemon, listener, limit))
