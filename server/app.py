@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from server.boundary import RequestBoundary
 from server.daemon import Daemon
@@ -55,8 +56,17 @@ def create_app(settings: Settings, drill: FireDrill = NO_DRILL) -> FastAPI:
         RequestBoundary,
         api_keys=[key.get_secret_value() for key in settings.server.api_keys],
         admin_key=settings.server.admin_key.get_secret_value(),
-        trust=Trust((settings.server.host, *settings.server.allowed_hosts)),
+        trust=Trust((settings.server.host, *settings.server.allowed_hosts), settings.server.cors_origins),
         on_end=daemon.request_ended,
     )
     app.add_middleware(CanonicalPaths)
+    if settings.server.cors_origins:
+        # Outermost: a preflight carries no key, and a page can read why it was refused.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.server.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
     return app

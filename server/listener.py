@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
+import sys
 
 from server.configuration import ConfigurationError
 
@@ -32,6 +34,14 @@ def listen(host: str, port: int) -> socket.socket:
         raise _explained(error, host, port) from error
     listener.setblocking(False)
     return listener
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process open as many files as it may, and say how many: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _explained(error: OSError, host: str, port: int) -> Exception:

@@ -18,9 +18,9 @@ from engine.engine import Engine
 from server.app import create_app
 from server.daemon import Daemon
 from server.drill import NO_DRILL, FireDrill
-from server.listener import url_of
+from server.listener import raise_descriptor_limit, url_of
 from server.process_end import EndLimit
-from server.protocol import DoorProtocol
+from server.protocol import DoorConfig, DoorLimits
 from server.settings import Settings
 from server.stdio import announce
 from server.trust import is_loopback
@@ -45,10 +45,16 @@ class _Server(uvicorn.Server):
 
 def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """How HTTP is spoken."""
-    return uvicorn.Config(
+    server = settings.server
+    limits = DoorLimits(
+        max_connections=min(server.max_connections, raise_descriptor_limit() // 2),
+        header_timeout_s=server.header_timeout_s,
+        body_timeout_s=server.body_timeout_s,
+    )
+    return DoorConfig(
         app,
+        limits,
         loop="uvloop",
-        http=DoorProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -74,6 +74,26 @@ class ServerSettings(Section):
         "names by which clients without a key may ask for this daemon, beside its own and its addresses; *: any",
         "one or more host names, or *",
     )
+    max_connections: Annotated[int, Ge(1)] = _key(
+        1000,
+        "connections that may be open; one more gets 503; at most half of the open files allowed",
+        "an integer, 1 or more",
+    )
+    header_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
+        10.0,
+        "seconds from a request's first byte to the end of its headers, then 408",
+        "a number of seconds above 0",
+    )
+    body_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
+        60.0,
+        "seconds that a request's body may stand still, then 408",
+        "a number of seconds above 0",
+    )
+    cors_origins: tuple[Annotated[str, MinLen(1)], ...] = _key(
+        (),
+        "origins of web pages that may call this daemon from a browser, such as https://chat.example; *: any",
+        "one or more origins, or *",
+    )
     drain_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
         25.0,
         "seconds that the daemon takes to end at most, after SIGTERM, while requests run; at once when none does",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from fastapi import FastAPI, Request
@@ -97,3 +97,64 @@ def test_connect_is_refused() -> None:
 def test_a_connection_is_kept_as_long_as_others_keep_it() -> None:
     settings = Settings(server=ServerSettings())
     assert http_config(create_app(settings), settings).timeout_keep_alive == 75
+
+
+def _limited(**limits: float) -> Settings:
+    return Settings(server=ServerSettings.model_validate(limits))
+
+
+def test_half_a_header_is_closed_by_the_deadline() -> None:
+    answer = _ask(b"POST /echo HTTP/1.1\r\nHost: loc", settings=_limited(header_timeout_s=0.05))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_half_a_body_is_closed_by_the_deadline() -> None:
+    answer = _ask(_post(b"")[:-5], settings=_limited(body_timeout_s=0.05))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"X-Long: " + b"a" * 66_000 + b"\r\n\r\n", id="one header"),
+        pytest.param(b"X-Many: 1234567890\r\n" * 5_000 + b"\r\n", id="many headers"),
+    ],
+)
+def test_more_than_64_kib_of_headers_are_refused(head: bytes) -> None:
+    answer = _ask(b"POST /echo HTTP/1.1\r\nHost: localhost\r\n", head)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_header_that_never_ends_is_cut_off() -> None:
+    # Whoever still sends while the daemon closes may see a reset in place of the answer.
+    with suppress(ConnectionError):
+        assert _ask(b"POST /echo HTTP/1.1\r\nX-Long: ", b"a" * 600_000).startswith(b"HTTP/1.1 431 ")
+
+
+def test_above_the_limit_of_connections_those_there_are_served() -> None:
+    async def crowd() -> tuple[bytes, bytes]:
+        async with _serving(_echo(), _limited(max_connections=1)) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(_post(b""))
+            await reader.readuntil(b"}")
+            turned_away = await _exchange(port)
+            writer.write(LAST)
+            return turned_away, await reader.read()
+
+    turned_away, served = asyncio.run(asyncio.wait_for(crowd(), 30))
+    assert turned_away.startswith(b"HTTP/1.1 503 ")
+    assert served.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_preflight_needs_no_key_and_a_refusal_can_be_read() -> None:
+    origin = "https://chat.example"
+    server = ServerSettings.model_validate({"cors_origins": (origin,), "api_keys": ("secret",)})
+    settings = Settings(server=server)
+    head = b" /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nOrigin: " + origin.encode() + b"\r\n"
+    wish = b"Access-Control-Request-Method: GET\r\nAccess-Control-Request-Headers: authorization\r\n"
+    preflight = _ask(b"OPTIONS" + head + wish + b"\r\n", settings=settings, app=create_app(settings))
+    refusal = _ask(b"GET" + head + b"\r\n", settings=settings, app=create_app(settings))
+    assert preflight.startswith(b"HTTP/1.1 200 ")
+    assert refusal.startswith(b"HTTP/1.1 401 ")
+    for answer in (preflight, refusal):
+        assert b"access-control-allow-origin: " + origin.encode() in answer
