@@ -127,7 +127,7 @@ class RequestBoundary:
                 f"{ADMIN_PREFIX} answers clients on this machine only, and no proxy; to open it, start the daemon with "
                 "--admin-key",
             )
-        self._trust.check(scope, headers)
+        self._trust.check(scope, headers, has_named_pages=not path.startswith(ADMIN_PREFIX))
 
 
 def _key_number(headers: Headers, keys: Sequence[bytes]) -> int | None:

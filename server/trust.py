@@ -48,8 +48,11 @@ class Trust:
         self._hosts = frozenset(_bare(each) for each in (*hosts, socket.gethostname()))
         self._origins = frozenset(each.lower().rstrip("/") for each in origins)
 
-    def check(self, scope: Scope, headers: Headers) -> None:
-        """Raises ApiError (403) for a foreign name, a foreign page, or a browser that says it comes from one."""
+    def check(self, scope: Scope, headers: Headers, *, has_named_pages: bool = True) -> None:
+        """Raises ApiError (403) for a foreign name, a foreign page, or a browser that says it comes from one.
+
+        `has_named_pages` is whether the pages of `origins` may ask: they may call the model, never operate the daemon.
+        """
         hosts = [host for host in headers.getlist("host") if host]
         if not all(self._is_ours(host, scope) for host in hosts):
             raise _refused(
@@ -57,7 +60,8 @@ class Trust:
                 "keys, or start it with --allowed-hosts NAME"
             )
         origins = headers.getlist("origin")
-        if origins and (ANY_HOST in self._origins or self._origins.issuperset(each.lower() for each in origins)):
+        is_named = ANY_HOST in self._origins or self._origins.issuperset(each.lower() for each in origins)
+        if has_named_pages and origins and is_named:
             return
         if any(urlsplit(origin).netloc.lower() not in {host.lower() for host in hosts} for origin in origins):
             raise _refused("a page of another origin may not ask without a key; give the daemon keys")

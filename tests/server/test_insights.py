@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_SECONDS, let_it_work
 
 pytestmark = pytest.mark.anyio
 
-LOST = ReuseReport("root", 1000, 0, 900, {"device": 0, "host": 0, "disk": 0}, {"publish_skipped": 900}, None, 900)
+LOST = ReuseReport("root", 1000, 0, 900, {"device": 0, "host": 0, "disk": 0}, {"publish_skipped": 900}, None, 900, 900)
 
 
 @pytest.fixture

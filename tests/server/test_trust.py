@@ -41,6 +41,19 @@ def doors(app):
     ]
 
 
+@pytest.mark.parametrize("named", ["https://app.example", "*"])
+async def test_a_page_that_was_named_may_call_the_model_and_never_operate_the_daemon(named):
+    app = unloaded(cors_origins=(named,))
+    page = {"origin": "https://app.example", "sec-fetch-site": "cross-site"}
+    async with asking(app) as client:
+        for method, path in doors(app):
+            if path == "/insights/stream":  # it would go on for ever
+                continue
+            answer = await client.request(method, path, headers=page)
+            is_refused = answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_page"
+            assert is_refused is path.startswith("/admin/"), path
+
+
 @pytest.mark.parametrize(
     "headers",
     [
