@@ -107,7 +107,7 @@ async def test_a_reset_leaves_what_a_request_is_being_resumed_from(talking):
         scheduler.limits = replace(scheduler.limits, copy_bytes=1, copy_bytes_alone=1)
         resumed = asyncio.create_task(talk.ask(prompt(0), max_tokens=4))
         while not talk.engine.snapshot().restoring:
-            await asyncio.sleep(0)
+            await let_it_work()
         left = await talk.engine.reset_cache([Tier.HOST])
         assert left[Tier.HOST].pinned_checkpoints == 1
         answer = await resumed
