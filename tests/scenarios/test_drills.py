@@ -7,6 +7,7 @@ import pytest
 
 from cache import Fault, Tier
 from engine.loop import EngineLoop
+from tests.waiting import let_it_work
 
 pytestmark = pytest.mark.anyio
 
