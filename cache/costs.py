@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 _HALF_LIFE_SECONDS = 60.0
+_BELIEVED_SECONDS = 60.0
+"""Restores that look dearer than computing are not tried, so nothing but time could correct their rate."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,10 @@ class Rate:
         """None until something was measured."""
         return self.amount / self.seconds if self.seconds > 0 else None
 
+    def is_stale(self, now: float) -> bool:
+        """Whether nothing was measured for so long that the next measurement counts alone."""
+        return now - self._seen_at > _BELIEVED_SECONDS
+
 
 class Costs:
     """What copies and prefills cost here. Mutable: only the engine loop's task may touch it."""
@@ -37,11 +43,16 @@ class Costs:
     def __init__(self) -> None:
         self._restores = Rate()
         self._prefills = Rate()
+        self._now = 0.0
 
     def saw_restore(self, size_bytes: int, seconds: float, now: float) -> None:
+        self._now = max(self._now, now)
+        if self._restores.is_stale(now):
+            self._restores = Rate()
         self._restores.saw(size_bytes, seconds, now)
 
     def saw_prefill(self, tokens: int, seconds: float, now: float) -> None:
+        self._now = max(self._now, now)
         self._prefills.saw(tokens, seconds, now)
 
     @property
@@ -53,9 +64,10 @@ class Costs:
         return self._prefills.per_second
 
     def seconds_to(self, restore_bytes: int, compute_tokens: int) -> float:
-        """To copy back and then compute so much. A rate that was never measured costs nothing for copies, and makes
-        tokens all that counts."""
-        copying = self.restore_bytes_per_second
+        """To copy back and then compute so much. Without a rate for copies they cost nothing, and tokens are all that
+        counts: so it is before the first restore, and when the last one is a minute old. One restore that was slow by
+        chance would else be the last."""
+        copying = None if self._restores.is_stale(self._now) else self.restore_bytes_per_second
         computing = self.prefill_tokens_per_second
         if copying is None or computing is None:
             return float(compute_tokens)

@@ -6,7 +6,7 @@ whose cores other programs take.
 
 import asyncio
 
-PATIENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 240.0
 _SECONDS = 0.001
 
 

@@ -44,6 +44,19 @@ def test_a_measurement_halves_its_weight_each_minute():
     assert costs.prefill_tokens_per_second == (80 / 4 + 70) / (4 / 4 + 1)
 
 
+def test_a_restore_that_was_slow_by_chance_is_not_the_last():
+    costs = Costs()
+    costs.saw_restore(10, 10.0, 100.0)
+    costs.saw_prefill(10, 1.0, 160.0)
+    assert costs.seconds_to(10, 0) > costs.seconds_to(0, 10)
+    costs.saw_prefill(10, 1.0, 161.0)
+    assert costs.seconds_to(10, 0) < costs.seconds_to(0, 10)
+    assert costs.restore_bytes_per_second == 1.0
+    costs.saw_restore(100, 1.0, 162.0)
+    assert costs.restore_bytes_per_second == 100.0
+    assert costs.seconds_to(100, 0) == 1.0
+
+
 def test_a_clock_that_went_back_makes_no_measurement_weigh_more():
     costs = Costs()
     costs.saw_prefill(80, 4.0, 100.0)
