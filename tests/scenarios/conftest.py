@@ -80,11 +80,12 @@ def talking(demo_folder, monkeypatch):
 
 class StepGate:
     """Lets a test act while a step runs: `before` is called in the engine thread, with each plan that computes
-    something."""
+    something, and `copying` with each that only copies."""
 
     def __init__(self) -> None:
         self.before: Callable[..., None] = lambda runner, plan: None
         self.after: Callable[..., None] = lambda runner, plan: None
+        self.copying: Callable[..., None] = lambda runner, plan: None
 
 
 @pytest.fixture
@@ -94,6 +95,7 @@ def steps(monkeypatch) -> StepGate:
 
     def gated(self, plan):
         if not plan.segments:
+            gate.copying(self, plan)
             return run(self, plan)
         gate.before(self, plan)
         result = run(self, plan)

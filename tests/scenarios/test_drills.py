@@ -1,13 +1,14 @@
 """Faults on purpose and resets: what is lost comes back, one request pays for one fault, a reset cures: S25, S27."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 
 from cache import Fault, Tier
 from engine.loop import EngineLoop
-from tests.waiting import let_it_work
+from tests.waiting import PATIENCE_SECONDS, let_it_work
 
 pytestmark = pytest.mark.anyio
 
@@ -100,16 +101,26 @@ async def test_s25_a_restore_that_fails_costs_its_reuse_and_nothing_else(talking
         assert (again.token_ids, again.reuse.cached_tokens) == (cold.token_ids, len(prompt(0)) - 1)
 
 
-async def test_a_reset_leaves_what_a_request_is_being_resumed_from(talking):
-    async with talking(**HOST) as talk:
+async def test_a_reset_leaves_what_a_request_is_being_resumed_from(talking, steps):
+    async with talking(**HOST, max_context=64, kv_pages=4, max_concurrency=1) as talk:
         cold = await talk.ask(prompt(0), max_tokens=4)
-        await overflow(talk, 1, 4)
+        await overflow(talk, 1, 5)
         scheduler = talk.engine._loop.scheduler
         scheduler.limits = replace(scheduler.limits, copy_bytes=1, copy_bytes_alone=1)
+        copying, go_on = threading.Event(), threading.Event()
+
+        def wait(_runner, _plan):
+            copying.set()
+            assert go_on.wait(timeout=PATIENCE_SECONDS)
+
+        steps.copying = wait
         resumed = asyncio.create_task(talk.ask(prompt(0), max_tokens=4))
-        while not talk.engine.snapshot().restoring:
-            await let_it_work()
-        left = await talk.engine.reset_cache([Tier.HOST])
+        assert await asyncio.to_thread(copying.wait, PATIENCE_SECONDS)
+        assert talk.engine.snapshot().restoring == 1
+        reset = asyncio.create_task(talk.engine.reset_cache([Tier.HOST]))
+        await let_it_work()
+        go_on.set()
+        left = await reset
         assert left[Tier.HOST].pinned_checkpoints == 1
         answer = await resumed
         assert (answer.token_ids, answer.reuse.source["host"]) == (cold.token_ids, len(prompt(0)) - 1)
