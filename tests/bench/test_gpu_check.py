@@ -251,6 +251,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("broken", "found"), BROKEN.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_a_broken_kernel_is_called_wrong_and_no_other(broken, found):
     section = "linear" if "linear: dense" in found else "kernels"

@@ -27,7 +27,7 @@ from cache.types import CacheOptions, CheckpointKind, Frontier, Tier
 sys.path.insert(0, str(Path(__file__).parent))
 from device_model import Device
 
-HISTORIES = int(os.environ.get("DALSEGNO_TEST_HISTORIES", "1000"))
+HISTORIES = int(os.environ.get("DALSEGNO_TEST_HISTORIES", "250"))
 
 
 class Collision(int):
