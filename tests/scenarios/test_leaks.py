@@ -88,7 +88,7 @@ async def test_s26_a_step_that_raises_costs_its_requests_and_leaves_the_rest(tal
 
         for prompt in (PROMPT, PROMPT[:150]):
             steps.before = fail
-            with pytest.raises(EngineUnavailableError, match="bad kernel"):
+            with pytest.raises(EngineUnavailableError, match=r"\(RuntimeError\)"):
                 await talk.ask(prompt)
             assert talk.held() == [0, 0, 0, 0]
             assert talk.engine.check() == []
@@ -101,7 +101,7 @@ async def test_s26_a_broken_checkpoint_costs_one_request_and_not_its_retry(talki
         state = talk.engine._loop._runner._storage.state
         for tensor in (*state.conv, *state.recurrent):
             tensor.fill_(float("nan"))
-        with pytest.raises(EngineUnavailableError, match="not finite"):
+        with pytest.raises(EngineUnavailableError, match="NonFiniteLogitsError"):
             await talk.ask(PROMPT)
         for _ in range(talk.engine.snapshot().state_slots.capacity):
             try:
