@@ -12,6 +12,7 @@ import httpx
 
 from bench.conversations import WORDS, Material
 from engine.errors import EngineError
+from server.daemon_url import base_url
 
 _CONNECT_SECONDS = 10.0
 
@@ -38,10 +39,10 @@ class Measurement:
 
 
 class LoadClient:
-    """Talks to the daemon at `url`, with or without the ending /v1. Close it with `close`."""
+    """Talks to the daemon at `url`, with or without http:// and the ending /v1. Close it with `close`."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._base = url.rstrip("/").removesuffix("/v1")
+        self._base = base_url(url)
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),

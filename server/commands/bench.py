@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from server.commands.interrupts import sigterm_as_ctrl_c
-from server.commands.options import with_settings
+from server.commands.options import api_key_for, with_settings
 from server.configuration import ConfigurationError, Resolved, to_toml
 from server.settings import ServerSettings
 
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from bench.conversations import Load
 
 
-@with_settings("engine", "cache", model="argument")
+@with_settings("engine", "cache", model="argument", asks_daemon=True)
 def bench(
     resolved: Resolved,
     url: Annotated[
         str | None, typer.Option(help="load a running daemon instead of one of its own", metavar="URL")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="key for the daemon at --url", metavar="KEY")] = None,
     requests: Annotated[int, typer.Option(min=1, help="how many requests to send")] = 64,
     concurrency: Annotated[int | None, typer.Option(min=1, help="closed loop: so many at any time (default 8)")] = None,
     rate: Annotated[float | None, typer.Option(min=1e-6, help="open loop: requests arriving per second")] = None,
@@ -49,6 +48,7 @@ def bench(
         raise ConfigurationError("--rate and --concurrency were both given; an open loop has no fixed concurrency")
     closed = (concurrency or 8) if rate is None else None
     load = Load(requests, closed, rate, turns, prompt_tokens, max_tokens, hit_share, seed)
+    api_key = api_key_for(resolved, url)
     measurements: list[Measurement] = []
     with sigterm_as_ctrl_c(), _daemon(resolved, url) as base:
         try:

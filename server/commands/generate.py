@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from server.commands.talk import Message, Talker, Wishes
 
 
-@with_settings("engine", "cache", model="option")
+@with_settings("engine", "cache", model="option", asks_daemon=True)
 def generate(
     resolved: Resolved,
     prompt: Annotated[str, typer.Argument(help="what to answer; - reads it from standard input")],

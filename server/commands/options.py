@@ -11,21 +11,24 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import typer
 
 from ops.log import configure_logging
-from server.configuration import ConfigurationError, resolve
+from server.commands.model_names import complete_model
+from server.configuration import ConfigurationError, Resolved, resolve
 from server.settings import Key, all_keys
 
 Result = TypeVar("Result")
 
 MODEL_KEY = "server.model"
+API_KEYS_KEY = "server.api_keys"
 
 
 def with_settings(
-    *sections: str, model: Literal["argument", "option", "none"] = "none"
+    *sections: str, model: Literal["argument", "option", "none"] = "none", asks_daemon: bool = False
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorate a command whose first parameter is `resolved: Resolved`.
 
-    It gets a flag for each key of `sections` and of `ops`, `--config`, and the model as MODEL or --model. The settings
-    are resolved and logging is set up before the command runs.
+    It gets a flag for each key of `sections` and of `ops`, `--config`, and the model as MODEL or --model. With
+    `asks_daemon`, for a command that has a --url, also --api-key. The settings are resolved and logging is set up
+    before the command runs.
     """
     keys = [key for key in all_keys() if key.section in {*sections, "ops"} and key.dotted != MODEL_KEY]
     model_keys = [key for key in all_keys() if key.dotted == MODEL_KEY and model != "none"]
@@ -37,14 +40,17 @@ def with_settings(
 
         @functools.wraps(command)
         def run(**values: Any) -> Result:
-            config = values.pop("config")
+            config, api_key = values.pop("config"), values.pop("api_key", None)
             flags = {key.dotted: _given(key, values) for key in [*model_keys, *keys]}
+            if api_key is not None:
+                flags[API_KEYS_KEY] = [api_key]
             given = {name: value for name, value in flags.items() if value is not None}
             resolved = resolve(given, config_file=config)
             configure_logging(resolved.settings.ops.log_level, resolved.settings.ops.log_format)
             return command(resolved, **values)
 
-        generated = [_config_option(), *map(_option, keys), *(_alias_option(key) for key in keys if key.aliases)]
+        generated = [_api_key_option()] if asks_daemon else []
+        generated += [_config_option(), *map(_option, keys), *(_alias_option(key) for key in keys if key.aliases)]
         generated += [_argument(key) for key in model_keys if model == "argument"]
         generated += [_model_option(key, is_listed=model == "option") for key in model_keys]
         parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*own, *generated]]
@@ -85,6 +91,7 @@ def _option(key: Key) -> inspect.Parameter:
         help=f"{key.meaning} [{key.dotted}, default {default}]".replace("[", "\\["),
         show_default=False,
         metavar=None if key.is_switch else _metavar(key),
+        autocompletion=_completer(key),
         rich_help_panel=f"{key.section} settings",
     )
     return _parameter(_parameter_name(key), Annotated[_kind(key), option])
@@ -100,15 +107,36 @@ def _kind(key: Key) -> Any:
 
 
 def _argument(key: Key) -> inspect.Parameter:
-    argument = typer.Argument(help=key.meaning, show_default=f"{key.default}", metavar="[MODEL]")
+    argument = typer.Argument(
+        help=key.meaning, show_default=f"{key.default}", metavar="[MODEL]", autocompletion=complete_model
+    )
     return _parameter(_parameter_name(key), Annotated[str | None, argument])
 
 
 def _model_option(key: Key, *, is_listed: bool) -> inspect.Parameter:
     option = typer.Option(
-        *key.aliases, help=key.meaning, show_default=f"{key.default}", metavar="MODEL", hidden=not is_listed
+        *key.aliases,
+        help=key.meaning,
+        show_default=f"{key.default}",
+        metavar="MODEL",
+        hidden=not is_listed,
+        autocompletion=complete_model,
     )
     return _parameter(_alias_name(key), Annotated[str | None, option])
+
+
+def api_key_for(resolved: Resolved, url: str | None) -> str | None:
+    """The first of the configured keys, for the daemon at `url`. Raises ConfigurationError for a key that no daemon is
+    there for."""
+    keys = resolved.settings.server.api_keys
+    if url is None and resolved.origins[API_KEYS_KEY].startswith("flag "):
+        raise ConfigurationError("--api-key was given without --url; a model in this process asks for no key")
+    return keys[0].get_secret_value() if keys else None
+
+
+def _api_key_option() -> inspect.Parameter:
+    help_text = f"key for the daemon at --url; @FILE reads it \\[{API_KEYS_KEY}]"
+    return _parameter("api_key", Annotated[str | None, typer.Option("--api-key", help=help_text, metavar="KEY")])
 
 
 def _config_option() -> inspect.Parameter:
@@ -120,10 +148,21 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _metavar(key: Key) -> str:
+def _completer(key: Key) -> Callable[[str], list[str]] | None:
+    """Completes the words that a setting takes; None where a shell does better."""
+    words = _words(key)
+    return (lambda incomplete: [word for word in words if word.startswith(incomplete)]) if words else None
+
+
+def _words(key: Key) -> tuple[str, ...]:
+    """All values of a setting that takes certain words only."""
     choices = get_args(key.field.annotation)
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return "|".join(choices)
+    return choices if all(isinstance(choice, str) for choice in choices) else ()
+
+
+def _metavar(key: Key) -> str:
+    if words := _words(key):
+        return "|".join(words)
     if key.is_secret:
         return "KEY"
     if key.expected.startswith("a file,"):

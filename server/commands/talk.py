@@ -11,7 +11,9 @@ import httpx
 from pydantic import ValidationError
 
 from engine.errors import EngineError
+from server.commands.options import api_key_for
 from server.configuration import Resolved
+from server.daemon_url import base_url
 from server.schema.chat import ChatCompletionChunk
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from server.sampling import SamplingDefaults
 
 _CONNECT_SECONDS = 10.0
+_KEY_ADVICE = "; give it with --api-key, or in DALSEGNO_SERVER_API_KEYS"
 
 
 class DaemonUnreachableError(EngineError):
@@ -51,8 +54,8 @@ Message = Mapping[str, str]
 class Talker(Protocol):
     """Answers conversations, one at a time."""
 
-    async def open(self) -> None:
-        """Get ready; loads the model, or looks whether the daemon is there."""
+    async def open(self) -> str:
+        """Get ready, and say who answers: loads the model, or looks whether the daemon is there."""
         ...
 
     def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
@@ -70,14 +73,15 @@ class LocalTalker:
         self._engine: Engine | None = None
         self._defaults: SamplingDefaults | None = None
 
-    async def open(self) -> None:
-        from server.daemon import load_engine
+    async def open(self) -> str:
+        from server.daemon import load_engine, model_names
         from server.sampling import SamplingDefaults
 
         engine = load_engine(self._settings)
         await engine.start()
         self._engine = engine
         self._defaults = SamplingDefaults.from_folder(engine.model_folder, self._settings)
+        return f"{model_names(self._settings)[0]} in this process"
 
     async def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
         from engine.request import Thinking
@@ -109,21 +113,26 @@ class LocalTalker:
 
 
 class RemoteTalker:
-    """A daemon at `url`, with or without the ending /v1."""
+    """A daemon at `url`, with or without http:// and the ending /v1."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._base = url.rstrip("/").removesuffix("/v1")
+        self._base = base_url(url)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
 
-    async def open(self) -> None:
+    async def open(self) -> str:
         try:
             response = await self._client.get(f"{self._base}/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DaemonUnreachableError(f"no daemon answers at {self._base}: {error}") from error
         if response.is_error:
-            raise DaemonUnreachableError(f"{self._base} refuses: {_error_message(response.content)}")
+            advice = _KEY_ADVICE if response.status_code == httpx.codes.UNAUTHORIZED else ""
+            raise DaemonUnreachableError(f"{self._base} refuses: {_error_message(response.content)}{advice}")
+        try:
+            return f"{response.json()['data'][0]['id']} at {self._base}"
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise DaemonUnreachableError(f"{self._base} does not answer as dalsegno does; check the URL") from None
 
     async def answer(self, messages: Sequence[Message], wishes: Wishes) -> AsyncGenerator[Spoken, None]:
         body: dict[str, Any] = {"messages": [dict(message) for message in messages], "stream": True}
@@ -154,10 +163,8 @@ class RemoteTalker:
 
 def make_talker(resolved: Resolved, url: str | None) -> Talker:
     """The daemon at `url` with the first configured API key, or the configured model in this process."""
-    if url is None:
-        return LocalTalker(resolved)
-    keys = resolved.settings.server.api_keys
-    return RemoteTalker(url, keys[0].get_secret_value() if keys else None)
+    api_key = api_key_for(resolved, url)
+    return LocalTalker(resolved) if url is None else RemoteTalker(url, api_key)
 
 
 def _spoken(data: str) -> Spoken:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from engine.errors import EngineError
+from server.daemon_url import base_url
 from server.watch.bodies import (
     Body,
     CacheBody,
@@ -165,12 +166,6 @@ class DaemonSource:
             reading.missing[shown] = f"answered {response.status_code}"
             return None
         return response
-
-
-def base_url(url: str) -> str:
-    """With its scheme, without what follows the port."""
-    whole = url if "://" in url else f"http://{url}"
-    return whole.rstrip("/").removesuffix("/v1")
 
 
 def parse_metrics(page: str) -> dict[str, float]:

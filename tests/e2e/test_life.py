@@ -132,15 +132,6 @@ def test_a_limit_on_the_address_space_is_code_5_in_one_line(tiny_model):
     assert (result.returncode, "Traceback" in result.stderr) == (5, False), result.stderr
 
 
-def test_a_line_that_is_not_utf_8_is_refused_and_the_conversation_goes_on(daemon):
-    command = [sys.executable, "-m", "server", "chat", "--url", daemon.url, "--max-tokens", "5", "--temperature", "0"]
-    result = subprocess.run(
-        command, input=b"\xff\xfe\nHello\n", capture_output=True, timeout=PATIENCE_SECONDS, check=True
-    )
-    assert len(result.stdout.splitlines()) == 1
-    assert b"not valid UTF-8" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -172,25 +163,3 @@ def test_a_daemon_that_cannot_start_ends_with_one_line_and_its_code(daemon, tiny
             assert result.returncode == code
             assert "Traceback" not in result.stderr
             assert result.stdout == ""
-
-
-def test_a_model_can_be_talked_to_through_the_daemon(daemon):
-    command = [sys.executable, "-m", "server", "chat", "--url", daemon.url, "--max-tokens", "5", "--temperature", "0"]
-    result = subprocess.run(
-        command, input="Hello\n\nAgain\n", capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-    )
-    first, second = result.stdout.splitlines()
-    assert len(first) == len(second) == 5
-
-
-def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(daemon):
-    command = [sys.executable, "-u", "-m", "server", "chat", "--url", daemon.url, "--max-tokens", str(LONG)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        process.stdin.write("Hello\n")
-        process.stdin.flush()
-        assert process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
-        while not process.stdout.readline().endswith("(stopped)\n"):
-            pass
-        process.stdin.close()
-        assert process.wait(PATIENCE_SECONDS) == 0

@@ -18,9 +18,9 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, Repo
 from safetensors.torch import load_file
 
 from engine import catalog, model_sources, model_store
-from engine.catalog import SHORT_NAMES, ShortName, pull, resolve_model
+from engine.catalog import pull, resolve_model
 from engine.errors import ModelLoadError, SourceUnreachableError
-from engine.model_sources import WheelFile
+from engine.short_names import SHORT_NAMES, ShortName, WheelFile
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quiet_logging")
 
 VERBS = {
     *("serve", "chat", "generate", "pull", "quantize", "inspect", "bench"),
-    *("watch", "drill", "doctor", "config", "replay"),
+    *("watch", "drill", "doctor", "config", "replay", "list", "rm", "completion"),
 }
 
 
@@ -37,6 +37,11 @@ VERBS = {
         (["inspect", "/no/such/folder"], 3, "there is no such folder"),
         (["pull", "smollm3"], 3, "did you mean 'smollm2'"),
         (["chat", "--url", "http://127.0.0.1:1"], 1, "no daemon answers at http://127.0.0.1:1"),
+        (["generate", "Hi", "--url", "127.0.0.1:1"], 1, "no daemon answers at http://127.0.0.1:1"),
+        (["chat", "--api-key", "sk-1"], 2, "--api-key was given without --url"),
+        (["bench", "--api-key", "sk-1"], 2, "--api-key was given without --url"),
+        (["list", "/no/such/folder"], 2, "/no/such/folder: there is no such folder"),
+        (["completion", "tcsh"], 2, "'tcsh' is not one of"),
     ],
 )
 def test_a_wrong_command_line_gets_its_code_and_one_line(capsys, arguments, code, said):

@@ -17,10 +17,11 @@ from rich.screen import Screen as Window
 
 from server.cli import run
 from server.commands.watch import exit_of
+from server.daemon_url import base_url
 from server.watch.bodies import PoolBody
 from server.watch.drawing import ASCII, UNICODE, pool_bar, sparkline
 from server.watch.screen import Screen
-from server.watch.source import DaemonSource, Keys, UnreachableError, base_url
+from server.watch.source import DaemonSource, Keys, UnreachableError
 from server.watch.view import Watch
 from tests.server import told
 from tests.waiting import PATIENCE_SECONDS
