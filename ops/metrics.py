@@ -16,6 +16,7 @@ from engine.distribution import LATENCY_BOUNDS_SECONDS
 from engine.events import RequestEnded
 from engine.request import Delta, FinishReason
 from engine.snapshot import EngineSnapshot
+from ops.connections import ConnectionCollector, ConnectionSource
 from ops.engine_collector import EngineCollector
 from ops.insight_metrics import InsightCollector, InsightSource
 from ops.outcome import Outcome
@@ -86,6 +87,8 @@ class Metrics:
         self.reuse = ReuseMeter(_PREFIX, registry)
         self._event_log = _EventLogCollector()
         registry.register(self._event_log)
+        self._connections = ConnectionCollector(_PREFIX)
+        registry.register(self._connections)
 
     def watch_insights(self, insights: InsightSource) -> None:
         """Add how reuse fares and which insights hold. Call it once; it needs no engine."""
@@ -94,6 +97,10 @@ class Metrics:
     def watch_event_log(self, lost_lines: Callable[[], int]) -> None:
         """Say from now on how many lines the event log could not write; without a log it is 0."""
         self._event_log.lost_lines = lost_lines
+
+    def watch_connections(self, connections: ConnectionSource) -> None:
+        """Say from now on how many connections there are and why any was ended; where nothing listens all is 0."""
+        self._connections.source = connections
 
     def watch_engine(self, snapshot: Callable[[], EngineSnapshot], model: str, architecture: str, backend: str) -> None:
         """Add the engine's counts. Call it once, when there is an engine."""

@@ -17,10 +17,11 @@ from fastapi import FastAPI
 from engine.engine import Engine
 from server.app import create_app
 from server.daemon import Daemon
+from server.door import Door
 from server.drill import NO_DRILL, FireDrill
 from server.listener import raise_descriptor_limit, url_of
 from server.process_end import EndLimit
-from server.protocol import DoorConfig, DoorLimits
+from server.protocol import DoorConfig
 from server.settings import Settings
 from server.stdio import announce
 from server.trust import is_loopback
@@ -43,17 +44,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    """How HTTP is spoken."""
+def http_config(app: FastAPI, settings: Settings) -> DoorConfig:
+    """How HTTP is spoken, and the door that all connections come through."""
     server = settings.server
-    limits = DoorLimits(
+    door = Door(
         max_connections=min(server.max_connections, raise_descriptor_limit() // 2),
         header_timeout_s=server.header_timeout_s,
         body_timeout_s=server.body_timeout_s,
     )
     return DoorConfig(
         app,
-        limits,
+        door,
         loop="uvloop",
         ws="none",
         lifespan="off",
@@ -69,6 +70,7 @@ def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = N
     """Serve on `listener` until SIGTERM or SIGINT. Raises what loading the model raises."""
     app = create_app(settings, drill)
     config = http_config(app, settings)
+    app.state.daemon.metrics.watch_connections(config.door)
     limit = EndLimit(settings.server.drain_timeout_s)
     with limit.lifted_behind(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(_Server(config), app.state.daemon, listener, limit))

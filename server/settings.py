@@ -76,7 +76,8 @@ class ServerSettings(Section):
     )
     max_connections: Annotated[int, Ge(1)] = _key(
         1000,
-        "connections that may be open; one more gets 503; at most half of the open files allowed",
+        "connections that may be open, at most half of the open files allowed; one more takes the place of the one "
+        "that waits longest without a request, or gets 503",
         "an integer, 1 or more",
     )
     header_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
@@ -86,7 +87,7 @@ class ServerSettings(Section):
     )
     body_timeout_s: Annotated[FiniteFloat, Gt(0)] = _key(
         60.0,
-        "seconds that a request's body may stand still, then 408",
+        "seconds that a request's body may stand still or drip, then 408, and that an answer may stay unread",
         "a number of seconds above 0",
     )
     cors_origins: tuple[Annotated[str, MinLen(1)], ...] = _key(
