@@ -85,7 +85,7 @@ BAD = {
     "context": (HELLO | {"messages": [{"role": "user", "content": "fox " * MAX_CONTEXT}]}, "messages"),
     "schema": (HELLO | {"temperature": "warm"}, "temperature"),
     "tool schema": (HELLO | {"tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0].function.name"),
-    "template": (HELLO | {"messages": [*HELLO["messages"], {"role": "system", "content": "x"}]}, "messages"),
+    "template": (HELLO | {"chat_template_kwargs": {"namespace": "not to be called"}}, "messages"),
 }
 
 

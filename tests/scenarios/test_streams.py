@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -64,7 +63,7 @@ async def test_s40_no_stream_misses_a_step_while_a_long_prompt_is_prefilled(talk
 
 
 @pytest.mark.anyio
-async def test_s41_a_prompt_that_fits_only_alone_waits_and_runs_and_the_queue_moves_on(talking, stand_still):
+async def test_s41_a_prompt_that_fits_only_alone_waits_and_runs_and_what_fits_passes_it(talking, stand_still):
     async with talking(kv_pages=64, max_concurrency=4) as talk:
         reached, go = stand_still(1)
         running = talk.engine.submit(talk.request(tokens(1, 100), max_tokens=8))
@@ -81,7 +80,7 @@ async def test_s41_a_prompt_that_fits_only_alone_waits_and_runs_and_the_queue_mo
         first, second, third = await asyncio.gather(
             note("running", running), note("large", large), note("small", small)
         )
-        assert answers == ["running", "large", "small"]
+        assert answers == ["small", "running", "large"]
         assert [each.usage.completion_tokens for each in (first, second, third)] == [8, 2, 2]
 
 
@@ -266,7 +265,8 @@ def test_s44_the_limit_ends_each_stream_with_an_error_event(monkeypatch):
         return start_up_line(daemon, engine, url, seconds)
 
     monkeypatch.setattr("server.runner.start_up_line", ask_and_end)
-    monkeypatch.setattr(Daemon, "drain", functools.partialmethod(Daemon.drain, 0.1))
+    drain = Daemon.drain
+    monkeypatch.setattr(Daemon, "drain", lambda daemon, _seconds: drain(daemon, 0.1))
     assert run(["serve", "demo", "--port", "0", "--max-context", "8192", "--max-concurrency", str(STREAMS)]) == 0
     assert len(readers) == STREAMS
     for reader in readers:
