@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from cache.pools import Lease
 from cache.ranking import Ranking
+from cache.regret import Regret
 from cache.replicas import Replica
 from cache.returns import ReturnRates
 from cache.tree import Node, PrefixTree, Tokens
@@ -27,7 +28,9 @@ class Checkpoint:
         "gave_way",
         "host_state",
         "host_tail",
+        "is_bet",
         "is_in_host",
+        "is_plain",
         "is_refused",
         "is_superseded",
         "kind",
@@ -65,10 +68,14 @@ class Checkpoint:
         self.benefit_tokens = 0
         """Tokens that it saves from its nearest surviving ancestor."""
         self.is_superseded = False
+        self.is_plain = False
+        """Whether a plain cache of the same size would hold it."""
         self.pins = 0
         self.loss: LossReason | None = None
         self.gave_way = False
         """Whether it is lost for want of room: others needed it, or requests that run had all of it."""
+        self.is_bet = False
+        """Whether it is lost to what was worth more, when nothing spoke for a plain cache's choice."""
         self.slot: Lease | None = None
         """The state on the device; always None in a model without recurrent states."""
         self.device_node: Node | None = None
@@ -121,9 +128,9 @@ class Checkpoint:
 class Line:
     """Those that hold units of one pool, in the order in which they give way: first the ones that may go at once."""
 
-    def __init__(self, rates: ReturnRates) -> None:
-        self.ready = Ranking(rates)
-        self.others = Ranking(rates)
+    def __init__(self, rates: ReturnRates, regret: Regret) -> None:
+        self.ready = Ranking(rates, regret)
+        self.others = Ranking(rates, regret)
         self.ready_weight = 0
         """Pages on the device that those in `ready` hold; shared ones count for each."""
         self._weights: dict[int, int] = {}
@@ -183,9 +190,10 @@ class CheckpointStore:
 
     def __init__(self) -> None:
         self.rates = ReturnRates()
-        self.slots = Line(self.rates)
-        self.pages = Line(self.rates)
-        self.host = Line(self.rates)
+        self.regret = Regret()
+        self.slots = Line(self.rates, self.regret)
+        self.pages = Line(self.rates, self.regret)
+        self.host = Line(self.rates, self.regret)
         self._all: dict[int, Checkpoint] = {}
         self._next_number = 1
 

@@ -108,6 +108,8 @@ class ContextCache:
             self.release(match)
             return None
         found = self.report(match, wanted)
+        if is_first:
+            self.retention.compare(match)
         self.retention.learn(match, now)
         slot = self.tiers.take_slot(match.holder, match.namespace) if self.options.has_state else None
         fresh = self.tiers.take_pages(new_pages, match.holder, match.namespace)
@@ -281,7 +283,7 @@ class ContextCache:
 
     def reset(self, tiers: Iterable[Tier] = (Tier.DEVICE, Tier.HOST)) -> dict[Tier, ResetCounts]:
         """Drop from these tiers every checkpoint that nobody uses at this moment."""
-        self.retention.expectation.clear()
+        self.retention.clear()
         return reset(self.tiers, tiers)
 
     @property

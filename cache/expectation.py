@@ -6,8 +6,8 @@ It is the yardstick that tells a fault from a lack of memory.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cache.checkpoints import Checkpoint
 from cache.costs import Costs
@@ -34,12 +34,16 @@ class Expected:
     """Why less is reused, where less is."""
     fault_tokens: int = 0
     """Those to be expected whatever a plain cache would have kept, because nothing needed their room."""
+    bet_tokens: int = 0
+    """Those that a plain cache would have saved, if they were lost to what was worth more, when nothing spoke for its
+    choice; else 0."""
 
 
 @dataclass(slots=True)
 class _Entry:
     """What such a cache keeps of one checkpoint. Mutable: only its Expectation may touch it."""
 
+    checkpoint: Checkpoint
     own_pages: int
     """That no other here stands on."""
     has_lines: bool = False
@@ -60,10 +64,14 @@ class Expectation:
     not lower it. Mutable: only the engine loop's task may touch it.
     """
 
-    def __init__(self, options: CacheOptions, leases: Mapping[str, RequestLease]) -> None:
-        """`leases` are those of the requests that run: they take slots and pages on the device."""
+    def __init__(
+        self, options: CacheOptions, leases: Mapping[str, RequestLease], place: Callable[[Checkpoint], None]
+    ) -> None:
+        """`leases` are those of the requests that run: they take slots and pages on the device. `place` is told of
+        each checkpoint that it would begin or no longer go on to hold."""
         self._options = options
         self._leases = leases
+        self._place = place
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         """By the numbers of checkpoints, the one used longest ago first."""
         self._pages = 0
@@ -72,8 +80,12 @@ class Expectation:
         self._spared_states = 0
 
     def __contains__(self, checkpoint: Checkpoint) -> bool:
-        entry = self._entries.get(checkpoint.number)
-        return entry is not None and not entry.is_spared
+        return checkpoint.is_plain
+
+    @property
+    def held_tokens(self) -> int:
+        """Of all that it holds, shared ones once."""
+        return self._pages * self._options.page_size
 
     def computed(self, checkpoint: Checkpoint, ancestors: Sequence[Checkpoint], lease: RequestLease) -> None:
         """Its frontier was computed by `lease`, whether it was kept or not; `ancestors` are those on its path, deepest
@@ -88,10 +100,11 @@ class Expectation:
         former = self._entries.pop(checkpoint.number, None)
         self._pages -= former.own_pages if former is not None else 0
         below = next((each.frontier_tokens for each in ancestors if each.number in self._entries), 0)
-        entry = former or _Entry(0)
+        entry = former or _Entry(checkpoint, 0)
         entry.own_pages = self._options.pages_of(checkpoint.frontier_tokens) - below // self._options.page_size
         self._entries[checkpoint.number] = entry
         self._pages += entry.own_pages
+        self._mark(entry)
         self.used(each for each in ancestors if each.kind.is_shared)
         self._trim({lease.request_id: checkpoint.frontier_tokens})
 
@@ -108,31 +121,34 @@ class Expectation:
     def of(self, match: Match, costs: Costs) -> Expected:
         """What the prompt is owed. What would have to be copied and was left alone, because to compute is quicker, is
         no loss; what lies ready and was not used is one."""
-        known = match.known
-        if known.tree is None:
-            return Expected()
-        on_path = list(known.tree.checkpoints_on(known.nodes, match.tokens, len(match.tokens) - 1))
-        found = next((each for each in on_path if each in self), None)
-        kept = Expected() if found is None else self._kept(found, match)
+        kept, on_path = self.plain(match), _on_path(match)
         fault = self._lost_without_need(match, on_path) or self._left_alone(match, on_path, costs)
         if fault is None:
             return kept
         tokens, reason = fault
-        return Expected(max(tokens, kept.tokens), reason if tokens >= kept.tokens else kept.reason, tokens)
+        reason = reason if tokens >= kept.tokens else kept.reason
+        return replace(kept, tokens=max(tokens, kept.tokens), reason=reason, fault_tokens=tokens)
 
     def clear(self) -> None:
+        entries = tuple(self._entries.values())
         self._entries.clear()
         self._spared.clear()
         self._pages = self._spared_states = 0
+        for entry in entries:
+            self._mark(entry)
 
-    def _kept(self, found: Checkpoint, match: Match) -> Expected:
+    def plain(self, match: Match) -> Expected:
         """What a plain cache would have saved."""
+        found = next((each for each in _on_path(match) if each in self), None)
+        if found is None:
+            return Expected()
         if self._options.has_state:
             is_left_alone = found.loss is None and restore_bytes(found, self._options) > 0
         else:
             is_left_alone = match.known.reason is LossReason.STRUCTURAL
         tokens = min(found.frontier_tokens, match.cached_tokens) if is_left_alone else found.frontier_tokens
-        return Expected(tokens, found.loss or LossReason.STRUCTURAL)
+        is_bet = found.loss is not None and found.is_bet
+        return Expected(tokens, found.loss or LossReason.STRUCTURAL, bet_tokens=tokens if is_bet else 0)
 
     @staticmethod
     def _lost_without_need(match: Match, on_path: Sequence[Checkpoint]) -> tuple[int, LossReason] | None:
@@ -176,6 +192,7 @@ class Expectation:
                 continue
             is_alone = not entry.has_lines or entry.only_line in own
             self._let_stand(each.number, entry, turn.number if is_alone else None)
+            self._mark(entry)
             entry.has_lines = True
 
     def _drop(self, number: int) -> None:
@@ -184,6 +201,7 @@ class Expectation:
             return
         self._pages -= entry.own_pages
         self._let_stand(number, entry, None)
+        self._mark(entry)
         for each in tuple(self._spared.get(number, ())):
             self._drop(each)
 
@@ -199,6 +217,14 @@ class Expectation:
             self._spared.setdefault(line, set()).add(number)
             self._spared_states += 1
         entry.only_line = line
+
+    def _mark(self, entry: _Entry) -> None:
+        """Tell it whether it is held here, if that has changed."""
+        checkpoint = entry.checkpoint
+        is_held = checkpoint.number in self._entries and not entry.is_spared
+        if checkpoint.is_plain is not is_held:
+            checkpoint.is_plain = is_held
+            self._place(checkpoint)
 
     def _trim(self, counted_tokens: Mapping[str, int]) -> None:
         """Drop what does not fit beside the pages that running requests have for themselves alone; `counted_tokens` of
@@ -220,3 +246,10 @@ class Expectation:
             return True
         units = self._pages + (states * options.host_units_per_state if options.has_state else 0)
         return units <= options.host_units and (not options.has_state or states <= options.host_states)
+
+
+def _on_path(match: Match) -> list[Checkpoint]:
+    """What was ever kept on the prompt's way, deepest first."""
+    known = match.known
+    limit = len(match.tokens) - 1
+    return [] if known.tree is None else list(known.tree.checkpoints_on(known.nodes, match.tokens, limit))

@@ -45,4 +45,5 @@ def report(match: Match, wanted: Sequence[Frontier], expected: Expected, *, has_
         diverged_at=diverged_at,
         expected_tokens=expected.tokens,
         fault_tokens=max(0, expected.fault_tokens - cached),
+        bet_tokens=max(0, expected.bet_tokens - cached),
     )

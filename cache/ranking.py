@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
+from cache.regret import Regret
 from cache.returns import Curve, Group, Returning, ReturnRates, bin_start_seconds, group_of, idle_bin
 
 
@@ -22,6 +23,10 @@ class Rankable(Returning, Protocol):
     def namespace(self) -> str: ...
     @property
     def is_superseded(self) -> bool: ...
+    @property
+    def is_plain(self) -> bool:
+        """Whether a plain cache of the same size would hold it."""
+
     @property
     def benefit_tokens(self) -> int:
         """Tokens that it saves from its nearest surviving ancestor that is shared or not superseded."""
@@ -47,6 +52,7 @@ class _Record:
     namespace: str
     group: Group
     is_superseded: bool
+    is_plain: bool
     benefit_tokens: int
     last_used_at: float
 
@@ -58,6 +64,7 @@ class _Record:
             namespace=entry.namespace,
             group=group_of(entry),
             is_superseded=entry.is_superseded,
+            is_plain=entry.is_plain,
             benefit_tokens=entry.benefit_tokens,
             last_used_at=entry.last_used_at,
         )
@@ -72,33 +79,25 @@ class _Record:
         return (self.last_used_at, self.number)
 
 
-class _Order:
-    """Records on shelves: one for each group and octave of benefit, and on it by last use.
+class _Shelves:
+    """Records that are not superseded: a shelf for each group and octave of benefit, and on it by last use.
 
     A place on a shelf is found in O(log n) comparisons. `least` looks closely at few shelves, and there at the
     ends and at the valleys of the group's curve; the number of shelves is bounded by groups and octaves, whatever n is.
     """
 
-    def __init__(self) -> None:
-        self._records: dict[int, _Record] = {}
-        self._superseded: list[_Place] = []
+    def __init__(self, records: Mapping[int, _Record]) -> None:
+        """`records` are looked up by number."""
+        self._records = records
         self._shelves: dict[Group, dict[int, list[_Place]]] = {}
 
-    def __len__(self) -> int:
-        return len(self._records)
+    def __bool__(self) -> bool:
+        return bool(self._shelves)
 
     def add(self, record: _Record) -> None:
-        self._records[record.number] = record
-        if record.is_superseded:
-            insort(self._superseded, record.place)
-        else:
-            insort(self._shelves.setdefault(record.group, {}).setdefault(record.octave, []), record.place)
+        insort(self._shelves.setdefault(record.group, {}).setdefault(record.octave, []), record.place)
 
     def remove(self, record: _Record) -> None:
-        del self._records[record.number]
-        if record.is_superseded:
-            del self._superseded[bisect_left(self._superseded, record.place)]
-            return
         shelves = self._shelves[record.group]
         places = shelves[record.octave]
         del places[bisect_left(places, record.place)]
@@ -108,9 +107,7 @@ class _Order:
             del self._shelves[record.group]
 
     def least(self, rates: ReturnRates, now: float) -> _Record | None:
-        """The first to give way: the oldest that is superseded, else the least valuable, of equals the oldest."""
-        if self._superseded:
-            return self._records[self._superseded[0][1]]
+        """The least valuable, of equals the oldest."""
         shelves = sorted(
             (_floor(octave, places, curve, now), places[0], places, curve)
             for group, by_octave in self._shelves.items()
@@ -125,6 +122,46 @@ class _Order:
                 benefit_tokens = self._records[place[1]].benefit_tokens
                 least = min(least, (benefit_tokens * curve.densities[idle_bin(now - place[0])], place))
         return self._records[least[1][1]] if shelves else None
+
+
+class _Order:
+    """Records in the order in which they give way."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}
+        self._superseded: list[_Place] = []
+        self._current = _Shelves(self._records)
+        self._unplain = _Shelves(self._records)
+        """Of the current ones those that a plain cache would not hold."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: _Record) -> None:
+        self._records[record.number] = record
+        if record.is_superseded:
+            insort(self._superseded, record.place)
+            return
+        self._current.add(record)
+        if not record.is_plain:
+            self._unplain.add(record)
+
+    def remove(self, record: _Record) -> None:
+        del self._records[record.number]
+        if record.is_superseded:
+            del self._superseded[bisect_left(self._superseded, record.place)]
+            return
+        self._current.remove(record)
+        if not record.is_plain:
+            self._unplain.remove(record)
+
+    def least(self, rates: ReturnRates, now: float, *, spares_plain: bool) -> _Record | None:
+        """The first to give way: the oldest that is superseded, else the least valuable; `spares_plain` is whether what
+        a plain cache would hold goes last."""
+        if self._superseded:
+            return self._records[self._superseded[0][1]]
+        shelves = self._unplain if spares_plain and self._unplain else self._current
+        return shelves.least(rates, now)
 
 
 def _floor(octave: int, places: list[_Place], curve: Curve, now: float) -> float:
@@ -157,8 +194,9 @@ class Ranking:
     Features are read when an entry is added: remove it and add it again when one has changed.
     """
 
-    def __init__(self, rates: ReturnRates) -> None:
+    def __init__(self, rates: ReturnRates, regret: Regret) -> None:
         self._rates = rates
+        self._regret = regret
         self._records: dict[int, _Record] = {}
         self._all = _Order()
         self._by_namespace: dict[str, _Order] = {}
@@ -200,7 +238,7 @@ class Ranking:
     def least(self, now: float, namespace: str | None = None) -> Rankable | None:
         """The next to give way, in all or in one namespace; None when there is none."""
         order = self._all if namespace is None else self._by_namespace.get(namespace)
-        record = None if order is None else order.least(self._rates, now)
+        record = None if order is None else order.least(self._rates, now, spares_plain=self._regret.is_due)
         return None if record is None else record.entry
 
     def value(self, entry: Rankable, now: float) -> float:

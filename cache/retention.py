@@ -20,7 +20,7 @@ class Retention:
 
     def __init__(self, tiers: Tiers, leases: Mapping[str, RequestLease]) -> None:
         self._tiers = tiers
-        self.expectation = Expectation(tiers.options, leases)
+        self.expectation = Expectation(tiers.options, leases, tiers.store.place)
 
     def find(self, namespace: str, tokens: Tokens) -> Checkpoint | None:
         """The checkpoint at exactly this frontier, live or lost."""
@@ -86,7 +86,7 @@ class Retention:
         if checkpoint is None or checkpoint.loss is not None:
             if checkpoint is None:
                 checkpoint = self._new(lease.namespace, tokens, kind)
-            checkpoint.loss, checkpoint.gave_way = reason, gives_way
+            checkpoint.loss, checkpoint.gave_way, checkpoint.is_bet = reason, gives_way, False
             checkpoint.last_used_at = self._tiers.now
             self._tiers.ghosts.add(checkpoint)
         self.expectation.computed(checkpoint, self._ancestors(checkpoint, tokens), lease)
@@ -106,6 +106,20 @@ class Retention:
                     rates.returned(c, max(now - c.last_used_at, 0.0))
         for checkpoint in served:
             self.use(checkpoint, match.tokens, now)
+
+    def compare(self, match: Match) -> None:
+        """A request is let in: did it find less than it would have in a plain cache?"""
+        self._tiers.store.regret.saw(
+            cached_tokens=match.cached_tokens,
+            plain_tokens=self.expectation.plain(match).tokens,
+            achievable_tokens=match.known.achievable_tokens,
+            held_tokens=self.expectation.held_tokens,
+        )
+
+    def clear(self) -> None:
+        """All that a plain cache would hold is dropped, and what it would have saved counts no more."""
+        self.expectation.clear()
+        self._tiers.store.regret.clear()
 
     def again(self, lease: RequestLease, tokens: Tokens) -> None:
         """This frontier was computed once more although it is there: it waits anew."""

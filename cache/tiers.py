@@ -20,7 +20,7 @@ _REFRESHES = 4
 
 _MOST_NODES_BELOW = 4096
 
-Order = tuple[bool, float, int]
+Order = tuple[bool, bool, float, int]
 
 
 class _Freed:
@@ -125,7 +125,12 @@ class Tiers:
     def order(self, checkpoint: Checkpoint) -> Order:
         """Smaller gives way first."""
         value = self.store.slots.others.value(checkpoint, self.now)
-        return (not checkpoint.is_superseded, value, checkpoint.number)
+        return (*self._class(checkpoint), value, checkpoint.number)
+
+    def _class(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
+        """What comes before its value: what is superseded, and, while that is due, what a plain cache would not hold,
+        gives way first."""
+        return not checkpoint.is_superseded, checkpoint.is_plain and self.store.regret.is_due
 
     def refresh(self, checkpoint: Checkpoint) -> bool:
         """Work out anew what it saves, for its ancestors may have gone; whether that has changed."""
@@ -198,6 +203,7 @@ class Tiers:
         self._release_host(checkpoint)
         self.store.remove(checkpoint)
         checkpoint.loss, checkpoint.gave_way = reason, gives_way
+        checkpoint.is_bet = gives_way and not self.store.regret.is_due
         checkpoint.is_refused = False
         self.stats.checkpoints_dropped += 1
         self.ghosts.add(checkpoint)
@@ -335,12 +341,21 @@ class Tiers:
         line, order = self.store.host, self.order(candidate)
         while True:
             spare, least = line.ready.least(self.now), self._least_in_host(candidate.namespace)
-            if isinstance(spare, Checkpoint) and self.order(spare) > order:
+            if least is not None and not self.order(least) < order:
+                least = None
+            if isinstance(spare, Checkpoint) and self._spare_goes_first(spare, least, order):
                 return spare
-            if least is None or not self.order(least) < order:
-                return spare if isinstance(spare, Checkpoint) else None
+            if least is None:
+                return None
             if not self.refresh(least):
                 return least
+
+    def _spare_goes_first(self, spare: Checkpoint, least: Checkpoint | None, order: Order) -> bool:
+        """Whether the copy of what the device has yields before what may go of the rest, for what ranks as `order`: if
+        it will stay on the device the longer, and the rest is of a worth to be weighed at all."""
+        if least is None:
+            return True
+        return self.order(spare) > order and not self._class(least) < self._class(spare)
 
     def _least_in_host(self, namespace: str) -> Checkpoint | None:
         """Of what host memory alone has, what is worth least and may give way to that namespace."""

@@ -136,6 +136,8 @@ class ReuseReport:
     saved, and what was lost through a fault of the cache's own. The rest of the achievable is a matter of memory."""
     fault_tokens: int = 0
     """Of the lost ones those that no want of room took: not kept, dropped or left alone without need."""
+    bet_tokens: int = 0
+    """Of the lost ones those that gave way to what was worth more, when nothing spoke for a plain cache's choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def _summary(faulty: Sequence[Verdict], recovering: Sequence[Verdict], healthy: 
         f"- Detected: {len(delays)} of {len(faulty)} faulty streams, after {_median(delays)} requests that their "
         f"twins without the fault served from their cache (median; {in_time} within {SOON}, at most {max(delays)}).",
         f"- False alarms: {alarms} of {len(healthy)} healthy streams; {before} of {len(faulty) + len(recovering)} "
-        "others before their fault began.",
+        "others before their fault began, or without it.",
         f"- Healthy again after the cause was gone: {well} of {len(recovering)}.",
         f"- The supervisor's rule (host state slots at their maximum exactly, {ROOTS_IN_A_ROW} roots in a row, cleared "
         f"by any hit): alarmed in {len(supervised)} of {len(faulty)} faulty streams, in "

@@ -197,6 +197,7 @@ def _in_tokens(report: ReuseReport, tokens: int) -> ReuseReport:
         achievable_tokens=report.achievable_tokens * tokens,
         expected_tokens=report.expected_tokens * tokens,
         fault_tokens=report.fault_tokens * tokens,
+        bet_tokens=report.bet_tokens * tokens,
         source={tier: each * tokens for tier, each in report.source.items()},
         lost={reason: each * tokens for reason, each in report.lost.items()},
         diverged_at=None if report.diverged_at is None else report.diverged_at * tokens,

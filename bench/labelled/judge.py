@@ -46,7 +46,7 @@ class Verdict:
     reused: dict[str, int] = field(default_factory=dict)
     """Tokens by request."""
     false_alarms: list[str] = field(default_factory=list)
-    """Alarms of a healthy stream, and those before the onset of a fault."""
+    """Alarms of a healthy stream, of the twin of one with a fault, and those before the onset of a fault."""
     told: list[InsightId] = field(default_factory=list)
     """Every insight that was opened."""
     supervisor_delay: int | None = None
@@ -150,7 +150,10 @@ def judge(stream: Stream, twin: Verdict | None = None) -> Verdict:
     """Run it to its end, or until it is clear what is said about it; a stream with a fault after its `twin` without."""
     if stream.fault is not None and twin is None:
         twin = judge(stream.twin)
-    return _run(stream, {} if twin is None else twin.reused)
+    verdict = _run(stream, {} if twin is None else twin.reused)
+    if twin is not None:
+        verdict.false_alarms = list(dict.fromkeys((*twin.false_alarms, *verdict.false_alarms)))
+    return verdict
 
 
 def _run(stream: Stream, reused_by_twin: Mapping[str, int]) -> Verdict:

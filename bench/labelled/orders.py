@@ -42,8 +42,7 @@ def order_streams(seeds: range) -> Iterator[Stream]:
 def calm_streams(seeds: range) -> Iterator[Stream]:
     """Each order with each number of people, and nothing wrong."""
     for seed, order, (number, share) in product(seeds, Order, enumerate(SHARES)):
-        if order is not Order.LOCKSTEP:
-            yield order_stream(None, order, share, number + seed, seed)
+        yield order_stream(None, order, share, number + seed, seed)
 
 
 def order_stream(kind: FaultKind | None, order: Order, share: float, room: int, seed: int) -> Stream:

@@ -55,18 +55,9 @@ def faulty_streams(seeds: range) -> Iterator[Stream]:
 
 
 def hard_streams(seeds: range) -> Iterator[Stream]:
-    """Where the detector is known to be slow, blind or over-anxious; see docs/insights.md."""
+    """Where the detector is known to be slow or blind; see docs/insights.md."""
     for seed in seeds:
         yield faulty_stream(FaultKind.NEWEST_LEAVE, seed)
-    for seed in seeds:
-        rng = random.Random(f"locked {seed}")
-        setting = _setting(rng, 8, 0, self_heal=True)
-        writer = Writer(f"locked {seed}")
-        conversations = rng.randint(6, 9)
-        calls = traffic.cycle(writer, hours=_HOURS, conversations=conversations, every_seconds=3.0, locked=True)
-        yield Stream(
-            "all conversations end at once, and as many new ones begin (harmless)", seed, tuple(calls), setting
-        )
 
 
 def healthy_streams(seeds: range) -> Iterator[Stream]:
@@ -157,6 +148,14 @@ def _cycle(ratio: tuple[float, float]) -> Callable[[random.Random, Writer, Setti
         return _of(traffic.cycle(writer, hours=_HOURS, conversations=conversations, every_seconds=5.0), setting)
 
     return make
+
+
+def _lockstep(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
+    """All conversations end at once, and as many new ones begin."""
+    fits = max(setting.sizes.device_state_slots, setting.sizes.host_state_slots or 0)
+    conversations = max(2, round(fits * rng.uniform(0.7, 1.1)))
+    calls = traffic.cycle(writer, hours=_HOURS, conversations=conversations, every_seconds=3.0, locked=True)
+    return _of(calls, setting)
 
 
 def _crowd(rng: random.Random, writer: Writer, setting: Setting) -> Stream:
@@ -277,6 +276,7 @@ HEALTHY: dict[str, Callable[[random.Random, Writer, Setting], Stream]] = {
     "a working set as large as the pools": _cycle((0.8, 1.2)),
     "a working set twice the pools": _cycle((1.5, 2.5)),
     "a working set four times the pools": _cycle((3.0, 5.0)),
+    "all conversations end at once, and as many new ones begin": _lockstep,
     "more people than fit": _crowd,
     "more people than fit, a model without states": _crowd_without_states,
     "prompts below the reuse unit": _short,

@@ -34,6 +34,8 @@ class Chance:
     """0 unless it is sure to be a fault; then 1, or less for a few tokens. How much of a long prompt was found all the
     same is not asked: where nothing new is kept, the first requests lose only what was said last."""
     is_root: bool
+    owed_loss: float = 0.0
+    """As `loss`, without what was lost in a bet that was good when it was made."""
 
     @property
     def is_loss(self) -> bool:
@@ -44,6 +46,11 @@ class Chance:
     def is_noticeable(self) -> bool:
         """Whether some of it was lost, if only what was said last."""
         return self.loss >= _NOTICEABLE_SHARE
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether some was lost that no good bet took."""
+        return self.owed_loss >= _NOTICEABLE_SHARE
 
 
 class ChanceScale:
@@ -72,7 +79,8 @@ class ChanceScale:
         reason = next(iter(report.lost), "") if lost else ""
         fault = report.fault_tokens
         fault_weight = min(1.0, fault / (_NOTICEABLE_SHARE * usual)) if loss >= _NOTICEABLE_SHARE else 0.0
-        return Chance(loss, weight, expected, lost, reason, fault, fault_weight, report.path == ROOT_PATH)
+        owed = loss * max(lost - report.bet_tokens, fault) / lost if lost else loss
+        return Chance(loss, weight, expected, lost, reason, fault, fault_weight, report.path == ROOT_PATH, owed)
 
     def _weight(self, tokens: int) -> float:
         usual = self._usual_tokens

@@ -35,7 +35,8 @@ _ROOTS_AT_FULL_HOST = 5
 """Computed from the first token, one after the other, while host memory has room for one state at most."""
 _SLOW_TOLERATED = 0.5
 _SLOW_DEGRADED_AT = 10.0
-"""Books are sound and pools are full: others were kept instead. 20 in a row that lose something are no mere trade."""
+"""Books are sound and pools are full: others were kept instead. 20 in a row that lose something are no mere trade, and
+what was lost in a good bet is none of them."""
 _SLOW_COLLAPSED_AT = 20.0
 """The same, by the quick sum: 50 total losses in a row."""
 _GOOD_STEP = 0.5
@@ -82,8 +83,8 @@ class ReuseWatch:
         self._changed_at = 0.0
         """When it was last in another state, or a request could have reused something."""
         self._roots_in_a_row = 0
-        self._any = self._slow = self._few_faults = self._many_faults = 0.0
-        """Sums of losses: all of them, twice, and those that are sure to be a fault, twice."""
+        self._any = self._owed = self._slow = self._few_faults = self._many_faults = 0.0
+        """Sums of losses: all of them; those that no good bet took, twice; those that are sure to be a fault, twice."""
         self._good = 0.0
 
     @property
@@ -99,7 +100,8 @@ class ReuseWatch:
         self.losses_in_a_row = self.losses_in_a_row + 1 if chance.is_loss else 0
         self._roots_in_a_row = self._roots_in_a_row + 1 if chance.is_loss and chance.is_root and is_host_full else 0
         self._any = max(0.0, self._any + weight * (loss - _BAD_LOSS))
-        self._slow = max(0.0, self._slow + weight * ((1.0 if chance.is_noticeable else loss) - _SLOW_TOLERATED))
+        self._slow = max(0.0, self._slow + weight * ((1.0 if chance.is_owed else chance.owed_loss) - _SLOW_TOLERATED))
+        self._owed = max(0.0, self._owed + weight * (chance.owed_loss - _BAD_LOSS))
         fault = chance.fault_weight
         self._few_faults = max(0.0, self._few_faults + (fault * (1 - _FEW_FAULTS) if fault else -weight * _FEW_FAULTS))
         self._many_faults = max(
@@ -148,7 +150,7 @@ class ReuseWatch:
         is_doubtful = books is Books.DOUBTFUL and (
             self._any >= _DOUBTFUL_COLLAPSED_AT or self._roots_in_a_row >= _ROOTS_AT_FULL_HOST
         )
-        return is_doubtful or self._many_faults >= _FAULTS_COLLAPSED_AT or self._any >= _SLOW_COLLAPSED_AT
+        return is_doubtful or self._many_faults >= _FAULTS_COLLAPSED_AT or self._owed >= _SLOW_COLLAPSED_AT
 
     def _is_degraded(self, books: Books) -> bool:
         is_doubtful = books is Books.DOUBTFUL and self._any >= _DOUBTFUL_DEGRADED_AT
@@ -174,5 +176,5 @@ class ReuseWatch:
 
     def _forget(self) -> None:
         """What was lost so far; what was good so far still counts."""
-        self._any = self._slow = self._few_faults = self._many_faults = 0.0
+        self._any = self._owed = self._slow = self._few_faults = self._many_faults = 0.0
         self._roots_in_a_row = 0

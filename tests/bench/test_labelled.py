@@ -6,7 +6,7 @@ import pytest
 
 from bench.labelled.command import SOON, main
 from bench.labelled.faults import FaultKind
-from bench.labelled.judge import judge
+from bench.labelled.judge import Verdict, judge
 from bench.labelled.observers import ROOTS_IN_A_ROW, Supervisor
 from bench.labelled.orders import SHARES, order_stream
 from bench.labelled.streams import faulty_stream, faulty_streams, healthy_stream, healthy_streams, recovering_streams
@@ -71,6 +71,16 @@ def test_harmless_traffic_raises_no_alarm(name):
 @pytest.mark.parametrize("share", SHARES[::2])
 def test_people_in_rotation_raise_no_alarm_however_many_they_are(share):
     assert judge(order_stream(None, Order.ROTATION, share, room=1, seed=4)).false_alarms == []
+
+
+@pytest.mark.parametrize(("share", "room"), [(0.5, 3), (1.0, 4)])
+def test_people_who_begin_anew_all_at_once_raise_no_alarm(share, room):
+    assert judge(order_stream(None, Order.LOCKSTEP, share, room, seed=0)).false_alarms == []
+
+
+def test_an_alarm_of_the_twin_counts_as_one_of_the_stream():
+    stream = order_stream(FaultKind.REFUSE_PUBLISH, Order.ROTATION, 0.25, room=3, seed=4)
+    assert not judge(stream, Verdict(stream.twin, false_alarms=["degraded"])).is_right
 
 
 def test_a_stream_is_the_same_whenever_it_is_made():

@@ -242,3 +242,15 @@ def test_planning_ends_when_what_is_wanted_in_host_memory_finds_no_room_there(mo
     monkeypatch.setattr(cache.tiers, "is_worth_more_than_the_least_in_host", lambda _: True)
     assert cache.plan_demotions(10.0, 1000) == []
     assert 1 <= len(asked) <= 4
+
+
+def test_what_was_superseded_leaves_host_memory_before_the_copy_of_what_is_on_the_device_and_worth_more():
+    house = House(state_slots=3, host_units=40, host_state_cap=2)
+    house.keep_in_host((*range(8), 99), 8)
+    house.serve((*range(16), 99), 16)
+    house.demote()
+    assert [house.checkpoint(range(size)).is_in_host for size in (8, 16)] == [True, True]
+    house.serve((*range(100, 108), 99), 8)
+    house.demote()
+    assert [house.checkpoint(range(size)).is_in_host for size in (8, 16)] == [False, True]
+    assert house.checkpoint(range(100, 108)).is_in_host

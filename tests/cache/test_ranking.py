@@ -8,6 +8,7 @@ import pytest
 
 import cache.ranking
 from cache.ranking import Ranking
+from cache.regret import Regret
 from cache.returns import ReturnRates, group_of
 from cache.types import CheckpointKind
 
@@ -23,6 +24,7 @@ class Entry:
     uses: int = 0
     frontier_tokens: int = 4096
     is_superseded: bool = False
+    is_plain: bool = False
     benefit_tokens: int = 4096
     last_used_at: float = 0.0
     number: int = field(default_factory=lambda: next(_numbers))
@@ -30,7 +32,7 @@ class Entry:
 
 @pytest.fixture
 def ranking():
-    return Ranking(ReturnRates())
+    return Ranking(ReturnRates(), Regret())
 
 
 def filled(ranking, *entries):
@@ -77,7 +79,7 @@ def test_superseded_entries_give_way_first_and_the_oldest_of_them_before_the_oth
 )
 def test_what_is_expected_to_save_less_for_its_time_gives_way(gives_way, stays):
     for entries in ((gives_way, stays), (stays, gives_way)):
-        ranking = filled(Ranking(ReturnRates()), *entries)
+        ranking = filled(Ranking(ReturnRates(), Regret()), *entries)
         assert ranking.least(100.0) is gives_way
         assert ranking.value(gives_way, 100.0) < ranking.value(stays, 100.0)
 
@@ -99,7 +101,7 @@ def test_value_is_the_benefit_times_the_density_of_returns(ranking):
 
 def test_what_was_learned_changes_the_order_of_what_is_ranked_already():
     rates = ReturnRates()
-    ranking = Ranking(rates)
+    ranking = Ranking(rates, Regret())
     chat, tool_loop = Entry(frontier_tokens=1000, last_used_at=1.0), Entry(frontier_tokens=9000, last_used_at=1.0)
     filled(ranking, chat, tool_loop)
     assert ranking.least(3.0) is tool_loop
@@ -166,7 +168,7 @@ def test_who_missed_the_quick_return_gives_way_before_who_may_have_it_and_who_ne
     for seconds in (0.5,) * 300 + (200.0,) * 300:
         rates.arrived(Entry())
         rates.returned(Entry(), seconds)
-    ranking = Ranking(rates)
+    ranking = Ranking(rates, Regret())
     missed = Entry(last_used_at=1000.0 - missed_by)
     filled(ranking, missed, *(Entry(last_used_at=1000.0 - idle) for idle in (0.5, 60.0, 150.0)))
     assert ranking.least(1000.0) is missed
@@ -178,7 +180,7 @@ def test_the_least_is_the_least_of_all_values(benefits, tolerance):
     random_ = random.Random(7)
     rates = rates_with_valleys()
     assert all(rates.curve(group_of(Entry(kind=kind))).valleys_seconds for kind in KINDS)
-    ranking, entries, now = Ranking(rates), [], 0.0
+    ranking, entries, now = Ranking(rates, Regret()), [], 0.0
     for _ in range(1500):
         now += random_.expovariate(0.5)
         if entries and random_.random() < 0.4:
@@ -214,7 +216,7 @@ def test_finding_the_least_looks_at_no_more_entries_when_there_are_more(monkeypa
     monkeypatch.setattr(cache.ranking, "idle_bin", count_calls)
     looks = []
     for size in (1000, 20_000):
-        ranking = Ranking(rates_with_valleys())
+        ranking = Ranking(rates_with_valleys(), Regret())
         for number in range(size):
             ranking.add(Entry(turns=1 + number % 9, last_used_at=600.0 * number / size))
         looked_at = 0

@@ -1,6 +1,7 @@
 """The collapse detector at the level of pure logic: S54, S55, S58, S59, and what must not alarm it."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -173,6 +174,7 @@ def test_a_leak_degrades_before_any_request_has_lost_something():
         [GOOD],
         [GOOD, GOOD, GAVE_WAY],
         [report(1800, 0), GAVE_WAY],  # others are kept than a plain cache would
+        [replace(GAVE_WAY, bet_tokens=1800)],  # all conversations end at once, and as many new ones begin
         [report(1800, 0), report(1800, 0), GAVE_WAY, GAVE_WAY],
         [report(lost={"structural": 20}, achievable=20, prompt=30)],
         [report(1790, 1800, lost={"no_checkpoint": 10})],
