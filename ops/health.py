@@ -54,6 +54,8 @@ class Health:
     reuse: ReuseState = ReuseState.HEALTHY
     faults: tuple[Fault, ...] = ()
     """Of a fire drill, those that are on."""
+    is_drained: bool = False
+    """Whether an operator drained it, which can be undone; the end of the process, which drains as well, cannot."""
 
     @property
     def is_ready(self) -> bool:
@@ -81,7 +83,7 @@ def judge_health(
         return Health(HealthStatus.STARTING, ("the model is being loaded",), reuse)
     if phase is Phase.DRAINING:
         drained = "an operator drained the daemon; POST /admin/undrain lets it take requests again"
-        return Health(HealthStatus.DRAINING, (drained,), reuse)
+        return Health(HealthStatus.DRAINING, (drained,), reuse, is_drained=True)
     if phase is Phase.ENDING:
         return Health(HealthStatus.DRAINING, ("the daemon is shutting down",), reuse)
     if heartbeat_age_seconds is None:

@@ -2,7 +2,6 @@
 
 import { postJson } from "./api.js";
 import { byId, element, setText } from "./dom.js";
-import { isDrained } from "./status.js";
 import { count, plural } from "./words.js";
 
 const ACTIONS = [
@@ -31,7 +30,7 @@ const ACTIONS = [
     title: "Undo the drain",
     question: "Requests are taken again.",
     path: "/admin/undrain",
-    isThere: ({ health }) => isDrained(health),
+    isThere: ({ health }) => health?.drained === true,
     said: () => "Requests are taken again.",
   },
 ];

@@ -35,15 +35,13 @@ export function statusInWords(known, nowMs) {
   return { tone, headline: `Degraded: ${what || "see below"}`, work, detail: [saysMore ? sentence(reasons) : "", detail].filter(Boolean).join(" ") };
 }
 
-/** A drain can be undone, the end of the process cannot; both say so in their reason. */
+/** A drain can be undone, the end of the process cannot. */
 function draining(known, reasons) {
-  if (!isDrained(known.health)) return { tone: "notice", headline: "Shutting down", detail: sentence(reasons) };
+  if (!known.health.drained) return { tone: "notice", headline: "Shutting down", detail: sentence(reasons) };
   const left = (known.cache?.requests_running ?? 0) + (known.cache?.requests_waiting ?? 0);
   const headline = left > 0 ? `Draining: ${plural(left, "request")} to finish` : "Drained: no requests are taken";
   return { tone: "notice", headline, detail: sentence(reasons) };
 }
-
-export const isDrained = (health) => health?.status === "draining" && health.reasons.some((reason) => reason.includes("/admin/undrain"));
 
 /** Only figures show that reuse works: without them, or without a request that could have reused something, nothing does. */
 function healthyInWords(known, nowMs) {

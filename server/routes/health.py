@@ -27,7 +27,13 @@ async def health(request: Request) -> JsonResponse:
     daemon: Daemon = request.app.state.daemon
     found = daemon.health()
     body = HealthBody.model_validate(
-        {"status": found.status, "reasons": list(found.reasons), "reuse": found.reuse, "faults": list(found.faults)}
+        {
+            "status": found.status,
+            "reasons": list(found.reasons),
+            "reuse": found.reuse,
+            "faults": list(found.faults),
+            "drained": found.is_drained,
+        }
     )
     return JsonResponse(body, status_code=200 if found.is_ready else 503)
 

@@ -19,11 +19,12 @@ class Probe(BaseModel):
 
 class HealthBody(Probe):
     """`reasons` says why the status is not ok; `reuse` how reuse of prompts fares; `faults` names those of a fire drill
-    that are on."""
+    that are on; `drained` is true where an operator drained it, which POST /admin/undrain ends."""
 
     reasons: list[str]
     reuse: Literal["healthy", "degraded", "collapsed", "recovering"]
     faults: list[FaultName]
+    drained: bool
 
 
 class VersionBody(BaseModel):

@@ -101,7 +101,7 @@ def test_a_collapse_fires_by_the_daemon_s_word_and_by_the_tokens_and_resolves(da
     assert prometheus.query('count_over_time(ALERTS{alertname="ReuseCollapsed", alertstate="pending"}[10m]) > 0')
     drill()
     until(lambda: collapsed("firing") | collapsed("pending") == set())
-    until(lambda: health() == {"status": "ok", "reasons": [], "reuse": "healthy", "faults": []})
+    until(lambda: health() == {"status": "ok", "reasons": [], "reuse": "healthy", "faults": [], "drained": False})
 
 
 def test_steps_that_fail_fire(prometheus, drill):

@@ -32,6 +32,8 @@ COLLAPSED, DEGRADED = "prefix.reuse_collapsed", "prefix.reuse_degraded"
 SMALL = ("--max-concurrency", "2", "--device-state-slots", "2", "--kv-pages", "256", "--max-context", "2048")
 SYSTEM = {"role": "system", "content": "You keep the harbour's book and answer in one word. " * 3}
 
+WELL = {"status": "ok", "reasons": [], "reuse": "healthy", "faults": [], "drained": False}
+
 _CHANGES = ("opened", "cleared")
 
 
@@ -66,7 +68,7 @@ def test_s54_a_thousand_cold_prompts_raise_no_insight(tmp_path):
             assert answer.json()["reuse"]["achievable_tokens"] == 0
         until_judged(client)
         assert client.get("/insights").json()["insights"] == []
-        assert client.get("/health").json() == {"status": "ok", "reasons": [], "reuse": "healthy", "faults": []}
+        assert client.get("/health").json() == WELL
         # The pools were full all the time.
         assert client.get("/admin/cache").json()["checkpoints_dropped"] > 900
     assert (listener.insights, listener.reuse) == (set(), {"healthy"})
@@ -144,7 +146,7 @@ def test_s58_s59_hits_of_a_system_prompt_hide_no_collapse_and_a_new_daemon_inher
         _is_told(client, listener)
     with serving(*flags) as (_, client, listener):
         until_judged(client)
-        assert client.get("/health").json() == {"status": "ok", "reasons": [], "reuse": "healthy", "faults": []}
+        assert client.get("/health").json() == WELL
         assert (listener.insights, listener.reuse) == (set(), {"healthy"})
     first, second = dict.fromkeys(event["server_instance_id"] for event in logged(tmp_path / "events.jsonl"))
     opened = [event["server_instance_id"] for event in logged(tmp_path / "events.jsonl", "insight_opened")]
@@ -218,7 +220,7 @@ def test_s27_without_self_heal_a_leak_is_told_before_the_pool_is_empty_and_a_res
         ).raise_for_status()
         assert "host" in answer.json()["tiers"]
         listener.until(lambda body: body["reuse"] == "healthy", after=len(listener.bodies) - 1)
-        assert client.get("/health").json() == {"status": "ok", "reasons": [], "reuse": "healthy", "faults": []}
+        assert client.get("/health").json() == WELL
         assert client.post("/admin/cache/audit").json() == {"violations": [], "reclaimed": {}, "remaining": []}
         # Host memory is of use again.
         person = Conversation("comes back")

@@ -1,12 +1,15 @@
 """`/admin`: who is let in, what is answered, and what it never tells."""
 
 import asyncio
+import re
 
 import pytest
+import torch
 from pydantic import SecretStr
 
 from cache import Fault, Tier
 from engine.administration import TierReset
+from engine.kernels.torch.linear import can_pack
 from server.app import create_app
 from server.drill import FireDrill
 from server.settings import ServerSettings, Settings
@@ -84,9 +87,11 @@ async def test_the_cache_is_shown_with_units_that_add_up(client):
 
 
 async def test_every_kernel_is_shown_with_what_serves_it(client):
-    kernels = (await client.get(CACHE)).json()["kernels"]
-    assert [each["implementation"] for each in kernels] == ["torch"] * len(kernels)
-    assert kernels[0].keys() == {"kernel", "implementation", "reason"}
+    first, *linear = (await client.get(CACHE)).json()["kernels"]
+    assert first == {"kernel": "all", "implementation": "torch", "reason": ""}
+    assert all(re.fullmatch(r"linear \(\d+ x \d+ in float32\)", each["kernel"]) for each in linear)
+    assert all("of the time of torch's own for 1 row" in each["implementation"] for each in linear)
+    assert bool(linear) == can_pack(torch.float32, torch.device("cpu"))
 
 
 async def test_a_reset_makes_the_next_request_cold_and_the_one_after_it_hit(client):

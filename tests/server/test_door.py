@@ -286,7 +286,7 @@ async def test_every_answer_has_a_request_id(client, given, is_kept):
 async def test_health_is_ok_while_the_loop_turns(client):
     response = await client.get("/health")
     assert response.status_code == 200
-    assert response.json() == {"status": "ok", "reasons": [], "reuse": "healthy", "faults": []}
+    assert response.json() == {"status": "ok", "reasons": [], "reuse": "healthy", "faults": [], "drained": False}
     for probe in ("/livez", "/readyz"):
         assert (await client.get(probe)).json() == {"status": "ok"}
 

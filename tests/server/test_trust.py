@@ -226,6 +226,7 @@ async def test_a_drain_can_be_undone_and_looked_at(client):
     health = await client.get("/health")
     assert (health.status_code, health.json()["status"]) == (503, "draining")
     assert "/admin/undrain" in health.json()["reasons"][0]
+    assert health.json()["drained"] is True
     refused = await client.post(CHAT, json=HELLO)
     assert (refused.status_code, "drained" in refused.json()["error"]["message"]) == (503, True)
     assert (await client.get("/admin/cache")).status_code == 200
@@ -242,5 +243,6 @@ async def test_an_end_cannot_be_undone(settings):
         assert await app.state.daemon.drain()
         refused = await client.post("/admin/undrain")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "ending")
-        assert (await client.get("/health")).json()["status"] == "draining"
+        health = (await client.get("/health")).json()
+        assert (health["status"], health["drained"]) == ("draining", False)
     await app.state.daemon.stop()

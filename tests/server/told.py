@@ -10,7 +10,7 @@ import httpx
 
 NOW_MS = 1_700_000_000_000
 
-HEALTHY: Mapping[str, Any] = {"status": "ok", "reasons": [], "reuse": "healthy", "faults": []}
+HEALTHY: Mapping[str, Any] = {"status": "ok", "reasons": [], "reuse": "healthy", "faults": [], "drained": False}
 COLLAPSED: Mapping[str, Any] = {
     "status": "degraded",
     "reasons": ["prefix.reuse_collapsed: Reuse has collapsed"],

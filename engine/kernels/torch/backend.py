@@ -27,10 +27,10 @@ class TorchKernels:
 
     @property
     def choices(self) -> tuple[KernelChoice, ...]:
-        return (KernelChoice("all", "torch"),)
+        return (KernelChoice("all", "torch"), *TRIALS.choices())
 
     def describe_layers(self) -> tuple[str, ...]:
-        return tuple(TRIALS.describe())
+        return ()
 
     def prepare_linear(self, shards: Sequence[LinearWeight]) -> TorchLinear:
         return prepare_linear(shards, self.dtype, self.device)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from engine.kernels import KernelChoice
+
 MANY_ROWS = 32
 _FEWEST_WEIGHTS = 2**14
 """A smaller matrix takes no time worth a trial: it is packed."""
@@ -67,9 +69,11 @@ class Trials:
             self._found[key] = self._try(packed, plain)
         return self._found[key].prefers_packed
 
-    def describe(self) -> Iterator[str]:
+    def choices(self) -> Iterator[KernelChoice]:
+        """What was found, shape by shape."""
         for (out_features, in_features, dtype, _), trial in self._found.items():
-            yield f"{out_features} x {in_features} in {str(dtype).removeprefix('torch.')}: {trial}"
+            shape = f"{out_features} x {in_features} in {str(dtype).removeprefix('torch.')}"
+            yield KernelChoice(f"linear ({shape})", str(trial))
 
     def _try(self, packed: torch.Tensor, plain: torch.Tensor) -> Trial:
         with torch.inference_mode():

@@ -51,8 +51,9 @@ def test_a_shape_is_tried_once_and_the_least_of_its_rounds_counts():
     tried = next(ticks)
     trials.prefers_packed(packed, plain)
     assert next(ticks) == tried + 1
-    (line,) = trials.describe()
-    assert line.startswith("128 x 256 in float32: oneDNN packed; packed takes 1.00")
+    (choice,) = trials.choices()
+    assert choice.kernel == "linear (128 x 256 in float32)"
+    assert choice.implementation.startswith("oneDNN packed; packed takes 1.00")
 
 
 @pytest.mark.parametrize("rows", [1, MANY_ROWS])
