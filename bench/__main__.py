@@ -8,7 +8,7 @@ import sys
 
 from engine.openmp import choose_waiting
 
-NAMES = ("cache_scale", "labelled", "models", "neighbour", "observing", "overhead", "soak", "stall")
+NAMES = ("cache_scale", "hostile", "labelled", "models", "neighbour", "observing", "overhead", "soak", "stall")
 
 
 def main() -> int:

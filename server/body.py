@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -19,6 +19,9 @@ from server.schema.dialects import in_own_names
 
 _SMALL_BYTES = 2**15
 """A body of this size is read in a few milliseconds whatever it holds: not worth another thread."""
+
+_PIECE_BYTES = 2**20
+"""What is looked at in one go: each pass over it takes a millisecond or two."""
 
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 _ALL_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -96,27 +99,47 @@ def load_object(raw: bytes, limits: BodyLimits) -> Loaded:
 
 
 def check_structure(raw: bytes, limits: BodyLimits) -> bool:
-    """Count what the parser would make objects of, without making any: some passes over the bytes, each in C.
+    """Count what the parser would make objects of, without making any: some passes over each piece of the bytes, each
+    in C, and none beyond the piece in which a limit is passed.
 
     Raises ApiError (400) for too many values. Returns whether it is too deep, if it is JSON at all.
     """
-    escaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if escaped.count(b'"') > 2 * MAX_STRINGS:
-        raise _too_much(f"more than {MAX_STRINGS:,} strings")
-    # Between two quotes is a string: every second part is outside of all.
-    structure = b"".join(escaped.split(b'"')[::2]).translate(None, _NO_STRUCTURE)
-    containers = structure.count(b"[") + structure.count(b"{")
-    if containers > MAX_CONTAINERS:
-        raise _too_much(f"more than {MAX_CONTAINERS:,} arrays and objects")
-    if containers + structure.count(b",") > limits.max_values:
-        raise _too_much(f"more than {limits.max_values:,} values")
+    quotes = openings = closings = commas = 0
+    kept = []
+    for piece in _pieces(raw):
+        escaped = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        # Between two quotes is a string: every second part is outside of all, and the first where none is open.
+        parts = escaped.split(b'"')
+        structure = b"".join(parts[quotes % 2 :: 2]).translate(None, _NO_STRUCTURE)
+        quotes += len(parts) - 1
+        openings += structure.count(b"[") + structure.count(b"{")
+        closings += structure.count(b"]") + structure.count(b"}")
+        commas += structure.count(b",")
+        if quotes > 2 * MAX_STRINGS:
+            raise _too_much(f"more than {MAX_STRINGS:,} strings")
+        if max(openings, closings) > MAX_CONTAINERS:
+            raise _too_much(f"more than {MAX_CONTAINERS:,} arrays and objects")
+        if openings + commas > limits.max_values:
+            raise _too_much(f"more than {limits.max_values:,} values")
+        kept.append(structure)
     # Each turn takes the innermost level away; whether a bracket has its match is the parser's affair.
-    nested = structure.translate(_ALL_SQUARE, b",")
+    nested = b"".join(kept).translate(_ALL_SQUARE, b",")
     for _ in range(MAX_DEPTH):
         if not nested:
             return False
         nested = nested.replace(b"[]", b"")
     return bool(nested)
+
+
+def _pieces(raw: bytes) -> Iterator[bytes]:
+    """Other threads have their turn between two of them; none ends inside of an escape."""
+    start = 0
+    while start < len(raw):
+        piece = raw[start : start + _PIECE_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece = raw[start : start + _PIECE_BYTES + 1]
+        yield piece
+        start += len(piece)
 
 
 def _id(request: Request) -> str:

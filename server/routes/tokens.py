@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from engine.engine import Engine
 from engine.errors import RequestError
@@ -16,7 +17,8 @@ from server.chat import encode_conversation
 from server.daemon import Daemon
 from server.leaving import unless_client_leaves
 from server.openapi import documented
-from server.responses import JsonResponse
+from server.responses import JsonResponse, to_json
+from server.schema.base import AnswerModel
 from server.schema.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -29,38 +31,53 @@ router = APIRouter(tags=["tokens"])
 
 
 @router.post("/tokenize", **documented((TokenizeTextRequest, TokenizeChatRequest), TokenizeAnswer))
-async def tokenize(request: Request) -> JsonResponse:
+async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of a conversation through the chat template."""
     daemon: Daemon = request.app.state.daemon
     engine = daemon.engine
     wanted = await read_body(request, _wanted)
     daemon.check_model(wanted.model)
-    token_ids = await unless_client_leaves(request, daemon.text_pool.run(_encode(engine, wanted)))
-    strings = None
-    if wanted.return_token_strs:
-        strings = [engine.tokenizer.token_of(token_id) or "" for token_id in token_ids]
-    return JsonResponse(
-        TokenizeAnswer(
-            count=len(token_ids), max_model_len=engine.max_context_tokens, tokens=token_ids, token_strs=strings
-        )
-    )
+    return await _answer(request, _tokenized(engine, wanted))
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, DetokenizeAnswer))
-async def detokenize(request: Request) -> JsonResponse:
+async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included."""
     daemon: Daemon = request.app.state.daemon
     tokenizer = daemon.engine.tokenizer
     wanted = await read_body(request, partial(parse, DetokenizeRequest))
     daemon.check_model(wanted.model)
-    text = await unless_client_leaves(request, daemon.text_pool.run(_decode(tokenizer, wanted.tokens)))
-    return JsonResponse(DetokenizeAnswer(prompt=text))
+    return await _answer(request, _detokenized(tokenizer, wanted.tokens))
+
+
+async def _answer(request: Request, work: Slices[AnswerModel]) -> Response:
+    """Written where it was worked on: hundreds of thousands of tokens would keep the event loop."""
+    daemon: Daemon = request.app.state.daemon
+    written = await unless_client_leaves(request, daemon.text_pool.run(_written(work)))
+    return Response(written, media_type=JsonResponse.media_type)
+
+
+def _written(work: Slices[AnswerModel]) -> Slices[bytes]:
+    answer = yield from work
+    yield
+    return to_json(answer)
 
 
 def _wanted(body: dict[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
     if "messages" in body:
         return parse_request(TokenizeChatRequest, body)
     return parse_request(TokenizeTextRequest, body)
+
+
+def _tokenized(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -> Slices[AnswerModel]:
+    token_ids = yield from _encode(engine, wanted)
+    strings = None
+    if wanted.return_token_strs:
+        yield
+        strings = [engine.tokenizer.token_of(token_id) or "" for token_id in token_ids]
+    return TokenizeAnswer(
+        count=len(token_ids), max_model_len=engine.max_context_tokens, tokens=token_ids, token_strs=strings
+    )
 
 
 def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -> Slices[list[int]]:
@@ -82,10 +99,10 @@ def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -
     return encoded.token_ids
 
 
-def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> Slices[str]:
+def _detokenized(tokenizer: Tokenizer, token_ids: list[int]) -> Slices[AnswerModel]:
     """Raises RequestError for an id that is no token's: the text would lack it in silence."""
     yield
     for place, token_id in enumerate(token_ids):
         if tokenizer.token_of(token_id) is None:
             raise RequestError(f"tokens[{place}] is {token_id}, which is the id of no token", param=f"tokens[{place}]")
-    return tokenizer.decode(token_ids, skip_special_tokens=False)
+    return DetokenizeAnswer(prompt=tokenizer.decode(token_ids, skip_special_tokens=False))

@@ -4,6 +4,7 @@ import json
 import threading
 from types import SimpleNamespace
 from typing import Annotated
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from server.body import check_structure, load_object, parse, read_body
+from server.body import _pieces, check_structure, load_object, parse, read_body
 from server.errors import ApiError
 from server.limits import MAX_CONTAINERS, MAX_DEPTH, MAX_KEYS, MAX_STRINGS, BodyLimits
 from server.schema.admin import FaultsRequest, ResetRequest
@@ -174,14 +175,31 @@ def size_of(value):
 
 
 @settings(max_examples=60, deadline=None)
-@given(value=ANYTHING, is_ascii=st.booleans(), indent=st.sampled_from((None, 1)))
-def test_values_are_counted_without_parsing(value, is_ascii, indent):
+@given(value=ANYTHING, is_ascii=st.booleans(), indent=st.sampled_from((None, 1)), piece=st.sampled_from((1, 2, 7, 999)))
+def test_values_are_counted_without_parsing_and_piece_by_piece(value, is_ascii, indent, piece):
     commas, containers, _ = size_of(value)
     raw = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode()
-    assert check_structure(raw, BodyLimits(1, commas + containers, 1)) is False
-    if commas + containers:
-        with pytest.raises(ApiError, match="values"):
-            check_structure(raw, BodyLimits(1, commas + containers - 1, 1))
+    with patch("server.body._PIECE_BYTES", piece):
+        assert check_structure(raw, BodyLimits(1, commas + containers, 1)) is False
+        if commas + containers:
+            with pytest.raises(ApiError, match="values"):
+                check_structure(raw, BodyLimits(1, commas + containers - 1, 1))
+
+
+@pytest.mark.parametrize("unit", [b"1,", b"[", b"]", b'"",', b'"\\\\",', b"{}"])
+def test_nothing_is_looked_at_behind_the_piece_that_has_too_much(unit, monkeypatch):
+    looked_at = []
+
+    def pieces(raw):
+        for piece in _pieces(raw):
+            looked_at.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr("server.body._pieces", pieces)
+    with pytest.raises(ApiError, match="more than"):
+        check_structure(unit * 2**21, LIMITS)
+    assert sum(looked_at) <= 2 * 2**20
+    assert max(looked_at) <= 2**20 + 1
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[1,{"a":', "},2]")])

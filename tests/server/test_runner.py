@@ -1,6 +1,7 @@
 """The life of the daemon in this process."""
 
 import asyncio
+import gc
 import os
 import queue
 import signal
@@ -51,8 +52,13 @@ def test_the_start_up_line_says_where_what_and_how_much(monkeypatch, capsys, tin
         await attach(daemon, engine)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    attach = Daemon.attach
+    def announced(line):
+        out_of_sight.append(gc.get_freeze_count())
+        announce(line)
+
+    attach, out_of_sight = Daemon.attach, []
     monkeypatch.setattr(Daemon, "attach", attached)
+    monkeypatch.setattr("server.runner.announce", announced)
     flags = ["--max-context", "512", "--kv-cache-mib", "1", "--max-concurrency", "3", "--device-state-slots", "2"]
     flags += ["--host-cache-mib", "8", "--host-state-slots", "9"]
     assert run(["serve", str(tiny_model), "--port", "0", *flags]) == 0
@@ -61,6 +67,9 @@ def test_the_start_up_line_says_where_what_and_how_much(monkeypatch, capsys, tin
     # 1 MiB of pages of 4 KiB; a conversation takes 32 of them and one of the 3 + 2 slots.
     assert "backend torch, 256 KV pages of 16 tokens, 5 state slots, 8 MiB of host memory;" in printed
     assert "; 5 conversations of 512 tokens fit on the device, 9 in host memory; ready after" in printed
+    # A collection of garbage stops every stream, so it looks at nothing of what was loaded.
+    assert out_of_sight[0] > 100_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_runs_longer_than_it_may_ends_with_an_error_and_the_daemon_in_order(monkeypatch, caplog, tiny_model):
