@@ -1,7 +1,10 @@
 """`/tokenize` and `/detokenize`."""
 
+import threading
+
 import pytest
 
+from server.responses import to_json
 from tests.server.conftest import MAX_CONTEXT
 from tests.server.test_door import HELLO, HELLO_TOKENS
 
@@ -55,3 +58,17 @@ async def test_an_id_that_is_no_tokens_is_refused_by_its_place(client, unknown):
 async def test_ids_may_be_written_as_integral_floats(client):
     assert (await client.post("/detokenize", json={"tokens": [2.0]})).json() == {"prompt": "<|im_end|>"}
     assert (await client.post("/detokenize", json={"tokens": [2.5]})).status_code == 400
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})])
+async def test_an_answer_is_written_outside_of_the_event_loop(client, monkeypatch, path, body):
+    threads = []
+
+    def written(answer):
+        threads.append(threading.current_thread())
+        return to_json(answer)
+
+    monkeypatch.setattr("server.routes.tokens.to_json", written)
+    assert (await client.post(path, json=body)).status_code == 200
+    assert len(threads) == 1
+    assert threads != [threading.current_thread()]
