@@ -20,8 +20,8 @@ from engine.catalog import resolve_model
 from engine.engine import Delta, Engine, EngineOptions, GenerationRequest, SamplingParams
 from engine.errors import EngineError
 from ops.console import Console
+from ops.event_json import plain
 from ops.event_log import EventLog
-from ops.events import plain
 from ops.health import Phase
 from ops.log import configure_logging
 from ops.metrics import Metrics

@@ -236,7 +236,6 @@ class CopyJobs:
         piece = _piece(job, planned)
         total_bytes = self._cache.options.bytes_of(piece)
         if job.sequence is not None:
-            job.sequence.restore_seconds += seconds
             self._cache.costs.saw_restore(total_bytes, seconds, now)
         for what in CopyObject:
             moved = [copy for copy in piece if copy.what is what]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from engine.errors import RequestError
 from engine.events import RequestEnded
+from engine.phases import Phase
 from engine.request import Delta, FinishReason, GenerationRequest, Timings, Usage
 from engine.sequence import SequenceRecord
 from engine.text.answer import AnswerText
@@ -34,26 +35,35 @@ def broken_off(
     """It failed with `error`, or without one its consumer has left; `sequence` is None where it was still on its way to
     the scheduler."""
     reason = FinishReason.CANCELLED if error is None else FinishReason.ERROR
-    usage, timings, reuse = Usage(len(request.prompt_token_ids), 0), Timings(), None
-    if sequence is not None:
-        usage, timings, reuse = _usage(sequence), _timings(sequence), sequence.reuse
-    timings = replace(timings, total_seconds=now - submitted_at)
-    return RequestEnded(request.request_id, reason, usage, timings, reuse, error)
+    if sequence is None:
+        usage, timings = Usage(len(request.prompt_token_ids), 0), Timings(total_seconds=now - submitted_at)
+        return RequestEnded(request.request_id, reason, usage, timings, None, error)
+    return RequestEnded(request.request_id, reason, _usage(sequence), _timings(sequence), sequence.reuse, error)
 
 
 def _usage(sequence: SequenceRecord) -> Usage:
-    cached_tokens = 0 if sequence.reuse is None else sequence.reuse.cached_tokens
-    return Usage(len(sequence.request.prompt_token_ids), sequence.output_tokens, cached_tokens)
+    return Usage(
+        prompt_tokens=len(sequence.request.prompt_token_ids),
+        completion_tokens=sequence.output_tokens,
+        cached_tokens=0 if sequence.reuse is None else sequence.reuse.cached_tokens,
+        preemptions=sequence.preemptions,
+        recomputed_tokens=sequence.recomputed_tokens,
+    )
 
 
 def _timings(sequence: SequenceRecord) -> Timings:
-    submitted, admitted = sequence.submitted_at, sequence.admitted_at
-    first, last = sequence.first_token_at, sequence.last_token_at
+    """Of one that has ended."""
+    submitted, first, seconds = sequence.submitted_at, sequence.first_token_at, sequence.clock.seconds
+    total_seconds = sum(seconds.values())
+    if sequence.admitted_at is None:
+        return Timings(total_seconds=total_seconds)
     return Timings(
-        queue_seconds=None if admitted is None else admitted - submitted,
-        restore_seconds=None if admitted is None else sequence.restore_seconds,
-        prefill_seconds=None if admitted is None or first is None else first - admitted,
+        queue_seconds=seconds[Phase.QUEUE],
+        restore_seconds=seconds[Phase.RESTORE],
+        prefill_seconds=seconds[Phase.PREFILL],
         ttft_seconds=None if first is None else first - submitted,
-        decode_seconds=None if first is None or last is None else last - first,
-        total_seconds=None if last is None else last - submitted,
+        decode_seconds=None if first is None else seconds[Phase.DECODE],
+        total_seconds=total_seconds,
+        stalled_seconds=seconds[Phase.STALLED],
+        preempted_seconds=seconds[Phase.PREEMPTED],
     )

@@ -172,6 +172,7 @@ class Engine:
             prefill_tokens_total=loop.totals.prefill_tokens,
             decode_tokens_total=loop.totals.decode_tokens,
             suspensions_total=loop.suspensions_total,
+            recomputed_tokens_total=loop.recomputed_tokens_total,
             step_failures_total=loop.totals.step_failures,
             consecutive_step_failures=loop.consecutive_failures,
             loop_restarts_total=loop.totals.restarts,

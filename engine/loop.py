@@ -114,6 +114,10 @@ class EngineLoop:
     def suspensions_total(self) -> int:
         return self.totals.suspensions + self.scheduler.suspensions_total
 
+    @property
+    def recomputed_tokens_total(self) -> int:
+        return self.totals.recomputed_tokens + self.scheduler.recomputed_tokens_total
+
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request, with a seed if it has none. Raises RequestError and its kinds for one that is refused."""
         if request.request_id in self._consumers:
@@ -309,6 +313,7 @@ class EngineLoop:
         """
         self.totals.restarts += 1
         self.totals.suspensions += self.scheduler.suspensions_total
+        self.totals.recomputed_tokens += self.scheduler.recomputed_tokens_total
         begun = {each.request_id: each for each in (*self.scheduler.running, *self.scheduler.waiting)}
         waiting = [each for each in self.scheduler.waiting if each.state is SequenceState.WAITING]
         if not keeps_waiting:
@@ -317,7 +322,10 @@ class EngineLoop:
         self.scheduler = self._new_scheduler()
         kept = {sequence.request_id for sequence in waiting} | {each.request.request_id for each in self._inbox}
         for request_id in self._consumers.keys() - kept:
-            self._fail(request_id, _unavailable(type(cause).__name__), begun.get(request_id))
+            sequence = begun.get(request_id)
+            if sequence is not None:
+                sequence.finish(self._clock())
+            self._fail(request_id, _unavailable(type(cause).__name__), sequence)
         for sequence in waiting:
             self.scheduler.submit(sequence.request, sequence.submitted_at)
         self._thread.shutdown(wait=False)

@@ -75,15 +75,26 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one request's life, on the monotonic clock; a phase that was not reached is absent."""
+    """Seconds of one request's life, on the monotonic clock; a phase that was not reached is absent.
+
+    All but `ttft` and `total` are apart from one another (`engine.phases`), and add up to `total`.
+    """
 
     queue_seconds: float | None = None
+    """Until it was let in; absent where it never was."""
     restore_seconds: float | None = None
-    """Copying what was reused; a part of the prefill."""
+    """Copying what was reused."""
     prefill_seconds: float | None = None
+    """Its own part of the steps that computed its prompt."""
     ttft_seconds: float | None = None
+    """From the submission to the first token."""
     decode_seconds: float | None = None
+    """Steps that gave a token after the first one."""
     total_seconds: float | None = None
+    stalled_seconds: float | None = None
+    """Let in, but others' prompts were computed; of the steps that it shares with them, their part."""
+    preempted_seconds: float | None = None
+    """Set aside for others, until it was where it had been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,10 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     """Those of the completion that were thinking; counted where it is told apart."""
+    preemptions: int = 0
+    """How often it was set aside while it ran, because others needed its room."""
+    recomputed_tokens: int = 0
+    """Computed a second time because of that."""
 
 
 @dataclass(frozen=True, slots=True)

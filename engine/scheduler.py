@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache import CaptureTicket, ContextCache, Copy, Match, check
+from engine.charging import charge_step
 from engine.copies import CopyJobs, Landed, Transfers
 from engine.frontiers import FrontierRules, prompt_frontiers, with_places_on_the_way
 from engine.limits import SchedulerLimits, refuse_unservable
@@ -58,6 +59,7 @@ class Scheduler:
         self._rules = FrontierRules.of(cache.options, limits.max_concurrency, limits.prefill_chunk)
         self.copies = CopyJobs(cache, transfers)
         self.suspensions_total = 0
+        self.recomputed_tokens_total = 0
         self._end_token_ids = frozenset(end_token_ids)
         self._alive: dict[str, SequenceRecord] = {}
         self._waiting: list[SequenceRecord] = []
@@ -130,10 +132,8 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOutcome]:
         """Take in what a step picked; sequences that end have given everything back when this returns."""
+        self._charge(plan, result.resume_seconds, now)
         self._land(self.copies.take_in(result.copied, result.under_way, now), now)
-        for sequence in self._resuming:
-            sequence.restore_seconds += result.resume_seconds
-        self._resuming.clear()
         for ticket in self._captures:
             self.cache.publish(ticket, now)
         self._captures.clear()
@@ -142,7 +142,7 @@ class Scheduler:
             if segment.request_id not in self._alive:
                 continue
             sequence = self._alive[segment.request_id]
-            sequence.computed_tokens = segment.end
+            self.recomputed_tokens_total += sequence.compute(segment.end)
             if not segment.is_sampled:
                 continue
             token_id = result.token_ids[segment.request_id]
@@ -150,13 +150,14 @@ class Scheduler:
             reason = sequence.end_at(token_id)
             if reason is not None:
                 self.cache.finish(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
-                self._remove(sequence)
+                self._remove(sequence, now)
             outcomes.append(TokenOutcome(sequence, token_id, reason, result.logprobs.get(segment.request_id)))
         return outcomes
 
     def fail(self, plan: StepPlan, now: float) -> list[SequenceRecord]:
         """End the requests of a step that raised. Their states are in doubt, so nothing of them is kept but what was
         published before; nor is what those were resumed from that had not yet come to a token."""
+        self._charge(plan, 0.0, now)
         self._discard_captures()
         self._land(self.copies.fail_step(now, has_only_copies=not plan.segments), now)
         return [self._give_up(segment.request_id, now) for segment in plan.segments]
@@ -179,7 +180,7 @@ class Scheduler:
         sequence = self._alive.get(request_id)
         if sequence is not None:
             self.cache.finish(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
-            self._remove(sequence)
+            self._remove(sequence, now)
 
     def cancel(self, request_id: str, now: float) -> SequenceRecord | None:
         """End a request wherever it is, unless it has ended. Not to be called while a step runs."""
@@ -219,14 +220,18 @@ class Scheduler:
         if sequence.lease is not None:
             self.copies.drop_restore(sequence.request_id)
             self.cache.abort(sequence.lease, tuple(sequence.token_ids), computed_tokens, now)
-        self._remove(sequence)
+        self._remove(sequence, now)
         return sequence
 
-    def _remove(self, sequence: SequenceRecord) -> None:
+    def _remove(self, sequence: SequenceRecord, now: float) -> None:
         (self._running if sequence.is_admitted else self._waiting).remove(sequence)
         del self._alive[sequence.request_id]
-        sequence.finish()
+        sequence.finish(now)
         self._changes += 1
+
+    def _charge(self, plan: StepPlan, resume_seconds: float, now: float) -> None:
+        charge_step(plan, self._alive.values(), self._resuming, resume_seconds, now)
+        self._resuming.clear()
 
     def _discard_captures(self) -> None:
         for ticket in self._captures:
@@ -248,7 +253,7 @@ class Scheduler:
     def _suspend(self, sequence: SequenceRecord, now: float) -> None:
         self.copies.drop_restore(sequence.request_id)
         self.cache.abort(sequence.held, tuple(sequence.token_ids), sequence.computed_tokens, now)
-        sequence.suspend()
+        sequence.suspend(now)
         self.suspensions_total += 1
         self._step_back(sequence)
 
@@ -260,9 +265,9 @@ class Scheduler:
 
     def _land(self, landed: Landed, now: float) -> None:
         for sequence in landed.restored:
-            sequence.begin()
+            sequence.begin(now)
         for sequence in landed.lost:
-            sequence.lose_restore()
+            sequence.lose_restore(now)
             self._step_back(sequence)
         self._changes += landed.has_changed_something
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from cache import RequestLease, ReuseReport
 from engine.logits import LogitEdits
+from engine.phases import Phase, PhaseClock
 from engine.request import FinishReason, GenerationRequest
 
 
@@ -36,6 +37,15 @@ _TRANSITIONS = {
     SequenceState.FINISHED: set[SequenceState](),
 }
 
+_PHASES = {
+    SequenceState.WAITING: Phase.QUEUE,
+    SequenceState.RESTORING: Phase.RESTORE,
+    SequenceState.PREFILLING: Phase.PREFILL,
+    SequenceState.DECODING: Phase.DECODE,
+    SequenceState.SUSPENDED: Phase.RESTORE,
+}
+"""What its time is spent on, unless it was preempted: else it is suspended only where a restore failed."""
+
 
 class SequenceRecord:
     """One request's progress. Mutable: only the scheduler, on the engine loop's task, may change it.
@@ -47,18 +57,21 @@ class SequenceRecord:
         "_state",
         "admitted_at",
         "arrival",
+        "clock",
         "computed_tokens",
         "edits",
         "first_token_at",
         "has_lost_restore",
         "is_held_back",
+        "is_preempted",
         "lacks_room_since",
-        "last_token_at",
         "lease",
         "max_total_tokens",
         "page_ids",
+        "preempted_at_tokens",
+        "preemptions",
+        "recomputed_tokens",
         "request",
-        "restore_seconds",
         "reuse",
         "stop_token_ids",
         "submitted_at",
@@ -90,7 +103,6 @@ class SequenceRecord:
         """What is done to its logits; None for most requests."""
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
         self.token_ids = list(request.prompt_token_ids)
         """The prompt and, after it, the output so far."""
         self.computed_tokens = 0
@@ -99,7 +111,15 @@ class SequenceRecord:
         self.lease: RequestLease | None = None
         self.reuse: ReuseReport | None = None
         """Of its first start; what a suspended request finds again of its own is no reuse."""
-        self.restore_seconds = 0.0
+        self.clock = PhaseClock(submitted_at)
+        self.preemptions = 0
+        """How often it was set aside while it ran, because others needed its room."""
+        self.is_preempted = False
+        """From then on until it is where it was."""
+        self.preempted_at_tokens = 0
+        """How many were computed when it was last set aside."""
+        self.recomputed_tokens = 0
+        """Those that were computed a second time because of that."""
         self.has_lost_restore = False
         """What it was to reuse could not be copied: it is to start from its first token."""
         self.is_held_back = False
@@ -126,6 +146,13 @@ class SequenceRecord:
         return self.lease is not None
 
     @property
+    def phase(self) -> Phase:
+        """What its time is spent on at this moment. It does not begin its prompt anew when it is set aside later."""
+        if self.is_preempted:
+            return Phase.PREEMPTED
+        return _PHASES[self._state] if self.first_token_at is None else Phase.DECODE
+
+    @property
     def output_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
@@ -138,7 +165,7 @@ class SequenceRecord:
 
     def admit(self, lease: RequestLease, now: float) -> None:
         """Take over a lease, and start, or start again, after what it reuses, once that is there."""
-        self._move_to(SequenceState.RESTORING if lease.is_restoring else SequenceState.PREFILLING)
+        self._move_to(SequenceState.RESTORING if lease.is_restoring else SequenceState.PREFILLING, now)
         self.lease = lease
         self.is_held_back = False
         self.has_lost_restore = False
@@ -148,12 +175,13 @@ class SequenceRecord:
         if not lease.is_restoring:
             self._begin()
 
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         """What it restored is there."""
-        self._move_to(SequenceState.PREFILLING)
+        self._move_to(SequenceState.PREFILLING, now)
         self._begin()
 
     def _begin(self) -> None:
+        self.is_preempted = self.is_preempted and self.computed_tokens < self.preempted_at_tokens
         if self.reuse is None:
             self.reuse = self.held.report
 
@@ -162,15 +190,22 @@ class SequenceRecord:
         self.page_ids = np.array(self.lease.page_units if self.lease is not None else (), np.int32)
         self.page_ids.flags.writeable = False
 
+    def compute(self, end: int) -> int:
+        """A step has come to this position; returns how many of its tokens it had computed before it was set aside."""
+        again = max(0, min(end, self.preempted_at_tokens) - self.computed_tokens) if self.is_preempted else 0
+        self.recomputed_tokens += again
+        self.computed_tokens = end
+        self.is_preempted = self.is_preempted and end < self.preempted_at_tokens
+        return again
+
     def append(self, token_id: int, now: float) -> None:
         """Add a token that was picked."""
         if self._state is SequenceState.PREFILLING:
-            self._move_to(SequenceState.DECODING)
+            self._move_to(SequenceState.DECODING, now)
         self.token_ids.append(token_id)
         if self.edits is not None:
             self.edits.add(token_id)
         self.first_token_at = now if self.first_token_at is None else self.first_token_at
-        self.last_token_at = now
 
     def end_at(self, token_id: int) -> FinishReason | None:
         """Why this token, just picked, is the last; None where it is not."""
@@ -178,28 +213,33 @@ class SequenceRecord:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_total_tokens else None
 
-    def suspend(self) -> None:
-        """Its lease was closed; keep the tokens."""
-        self._leave(SequenceState.SUSPENDED)
+    def suspend(self, now: float) -> None:
+        """Its lease was closed for the sake of others; keep the tokens."""
+        if self._state is not SequenceState.RESTORING:
+            self.preempted_at_tokens = max(self.preempted_at_tokens, self.computed_tokens)
+        self._leave(SequenceState.SUSPENDED, now)
+        self.preemptions += 1
+        self.is_preempted = True
 
-    def lose_restore(self) -> None:
+    def lose_restore(self, now: float) -> None:
         """The copies for its lease failed, and it was closed."""
-        self._leave(SequenceState.SUSPENDED)
+        self._leave(SequenceState.SUSPENDED, now)
         self.has_lost_restore = True
 
-    def finish(self) -> None:
+    def finish(self, now: float) -> None:
         """Its lease, if it had one, was closed for good: the one exit, whatever the reason."""
-        self._leave(SequenceState.FINISHED)
+        self._leave(SequenceState.FINISHED, now)
 
-    def _leave(self, state: SequenceState) -> None:
-        self._move_to(state)
+    def _leave(self, state: SequenceState, now: float) -> None:
+        self._move_to(state, now)
         self.lease = None
         self.computed_tokens = 0
         self.refresh_page_ids()
 
-    def _move_to(self, state: SequenceState) -> None:
+    def _move_to(self, state: SequenceState, now: float) -> None:
         if state not in _TRANSITIONS[self._state]:
             raise ValueError(f"request {self.request_id!r} cannot go from {self._state} to {state}")
+        self.clock.charge(self.phase, now)
         self._state = state
 
 

@@ -53,6 +53,9 @@ class EngineSnapshot:
     prefill_tokens_total: int
     decode_tokens_total: int
     suspensions_total: int
+    """Times that a request was set aside while it ran, because others needed its room."""
+    recomputed_tokens_total: int
+    """Computed a second time because of that; `prefill_tokens_total` has them as well."""
     step_failures_total: int
     consecutive_step_failures: int
     loop_restarts_total: int

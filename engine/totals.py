@@ -28,6 +28,8 @@ class LoopTotals:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     suspensions: int = 0
+    """Of schedulers that are no more; and so are the next."""
+    recomputed_tokens: int = 0
     step_failures: int = 0
     restarts: int = 0
     _step_seconds: dict[StepKind, Distribution] = field(

@@ -30,6 +30,8 @@ RECORD_KEY = "record"
 
 LOGGER_NAME = "dalsegno.events"
 
+_WORTH_TELLING_SECONDS = 0.05
+
 _LEVEL_OF_SEVERITY: Mapping[Severity, int] = {
     Severity.INFO: logging.INFO,
     Severity.NOTICE: logging.INFO,
@@ -121,6 +123,9 @@ def _of_answer(result: Result, timings: TimingsSeconds) -> list[str]:
     if timings.decode and result.completion_tokens:
         speed = f" at {result.completion_tokens / timings.decode:,.1f} tok/s"
     parts.append(f"{result.completion_tokens:,} tokens{speed}")
+    for seconds, what in ((timings.stalled, "stalled"), (timings.preempted, "preempted")):
+        if seconds is not None and seconds >= _WORTH_TELLING_SECONDS:
+            parts.append(f"{what} {_duration(seconds)}")
     if timings.total is not None:
         parts.append(f"total {_duration(timings.total)}")
     return parts

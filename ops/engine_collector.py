@@ -35,6 +35,11 @@ class EngineCollector(Collector):
             "Requests that were set aside while they ran, because the rest needed their room.",
             value=now.suspensions_total,
         )
+        yield CounterMetricFamily(
+            f"{prefix}_recomputed_tokens",
+            "Tokens that were computed a second time for requests that had been set aside.",
+            value=now.recomputed_tokens_total,
+        )
         yield from cache_metrics(prefix, now)
         yield from _health(prefix, now)
         steps = HistogramMetricFamily(f"{prefix}_step_seconds", "Steps by what they compute.", labels=["kind"])

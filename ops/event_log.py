@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 import orjson
 
-from ops.events import Record, as_json
+from ops.event_json import as_json
+from ops.events import Record
 
 _HELD_RECORDS = 4096
 """Memory of some 15 MB when all are throughput events, and 3 MB when all are of requests."""

@@ -1,4 +1,4 @@
-"""Everything that the daemon tells about itself: one frozen record for each kind of event, and its form as JSON.
+"""Everything that the daemon tells about itself: one frozen record for each kind of event.
 
 The fields are a contract: `docs/events/` has a JSON Schema for each kind. What was not measured is None here and absent
 in JSON, never 0. Prompts, outputs, keys, tool arguments, salts and namespaces have no place in any of them.
@@ -7,18 +7,11 @@ in JSON, never 0. Prompts, outputs, keys, tool arguments, salts and namespaces h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ops.insights.types import Insight
-
-SCHEMA_VERSION = 1
-"""Goes up when a field changes its meaning or leaves; new fields may come at any time."""
-
-_DECIMALS = 6
-"""Of numbers that are not whole: microseconds are below what any of them tells."""
 
 
 class EventKind(StrEnum):
@@ -62,11 +55,15 @@ class Result:
     """Tokens that were not reused, by reason; reasons that do not apply are left out."""
     diverged_at: int | None = None
     """The token at which a known conversation was rewritten."""
+    preemptions: int | None = None
+    """How often it was set aside while it ran, because others needed its room."""
+    recomputed_tokens: int | None = None
+    """Computed a second time because of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimingsSeconds:
-    """Phases of one answer; those that were not reached are None."""
+    """Phases of one answer; those that were not reached are None. All but `ttft` and `total` add up to `total`."""
 
     queue: float | None = None
     restore: float | None = None
@@ -74,6 +71,10 @@ class TimingsSeconds:
     ttft: float | None = None
     decode: float | None = None
     total: float | None = None
+    stalled: float | None = None
+    """Let in, but others' prompts were computed."""
+    preempted: float | None = None
+    """Set aside for others, until it was where it had been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class TokenCounts:
 
     prefill: int
     decode: int
+    recomputed: int
+    """Of the prefill, those of requests that had been set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ class Pressure:
     publish_skipped: Mapping[str, int]
     restores: int
     restore_failures: int
+    preemptions: int
+    """Requests that were set aside while they ran, because the rest needed their room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +256,8 @@ class MedianSeconds:
     """To the first token, of those that reused some of their prompt."""
     ttft_root: float | None
     """Of those that reused nothing."""
+    stalled: float | None
+    """Let in, but others' prompts were computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +352,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
 )
 
 
-# -- as JSON
+# -- on its way out
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,38 +369,3 @@ class Record:
 
     event: Event
     stamp: Stamp
-
-
-def as_json(record: Record) -> dict[str, Any]:
-    """The JSON object of an event: what all have in common first."""
-    return {
-        "event": record.event.KIND.value,
-        "schema_version": SCHEMA_VERSION,
-        "timestamp_unix_ms": record.stamp.timestamp_unix_ms,
-        "server_instance_id": record.stamp.server_instance_id,
-        **plain(record.event),
-    }
-
-
-def plain(value: Any) -> Any:
-    """A dataclass and all that is in it as dictionaries, lists, strings and numbers; fields that are None are left
-    out."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return round(value, _DECIMALS)
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        found = ((name, getattr(value, name)) for name in _field_names(type(value)))
-        return {name: plain(each) for name, each in found if each is not None}
-    return [plain(each) for each in value]
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))

@@ -34,7 +34,8 @@ _LOSSES: Mapping[str, str] = {
 
 def explain(ended: RequestEnded) -> list[str]:
     """Sentences, in the order of the answer's life."""
-    return [*_queue(ended.timings), *_prefill(ended), *_decode(ended), *_end(ended)]
+    waits = [*_queue(ended.timings), *_stalled(ended.timings)]
+    return [*waits, *_prefill(ended), *_preempted(ended), *_decode(ended), *_end(ended)]
 
 
 def _queue(timings: Timings) -> Iterator[str]:
@@ -42,6 +43,11 @@ def _queue(timings: Timings) -> Iterator[str]:
         yield f"It waited {in_words(timings.total_seconds or 0.0)} and was never let in."
     elif timings.queue_seconds >= _WORTH_TELLING_SECONDS:
         yield f"It waited {in_words(timings.queue_seconds)} for room before its first step."
+
+
+def _stalled(timings: Timings) -> Iterator[str]:
+    if timings.stalled_seconds is not None and timings.stalled_seconds >= _WORTH_TELLING_SECONDS:
+        yield f"For {in_words(timings.stalled_seconds)} it stood behind other prompts, which were computed meanwhile."
 
 
 def _prefill(ended: RequestEnded) -> Iterator[str]:
@@ -55,7 +61,7 @@ def _prefill(ended: RequestEnded) -> Iterator[str]:
         yield f"Nothing of its {reuse.prompt_tokens:,} prompt tokens was reused."
     else:
         yield f"Of its {reuse.prompt_tokens:,} prompt tokens {reuse.cached_tokens:,} were reused: {_PATHS[reuse.path]}."
-    if timings.prefill_seconds is not None:
+    if timings.prefill_seconds is not None and timings.ttft_seconds is not None:
         rate = f", {computed / timings.prefill_seconds:,.0f} a second" if timings.prefill_seconds > 0 else ""
         yield f"Computing the other {computed:,} took {in_words(timings.prefill_seconds)}{rate}."
     yield from _losses(reuse)
@@ -72,6 +78,17 @@ def _losses(reuse: ReuseReport) -> Iterator[str]:
     elif reuse.expected_tokens > reuse.cached_tokens:
         missing = reuse.expected_tokens - reuse.cached_tokens
         yield f"A plain cache of the same size would have saved {missing:,} more; /insights tells a fault from a trade."
+
+
+def _preempted(ended: RequestEnded) -> Iterator[str]:
+    """It is always told: whoever wonders at the other figures has to know."""
+    usage, seconds = ended.usage, ended.timings.preempted_seconds
+    if usage.preemptions and seconds is not None:
+        times = {1: "once", 2: "twice"}.get(usage.preemptions, f"{usage.preemptions:,} times")
+        yield (
+            f"It was set aside {times}, because others needed its room, and lost {in_words(seconds)} by it; "
+            f"{usage.recomputed_tokens:,} of its tokens were computed again."
+        )
 
 
 def _decode(ended: RequestEnded) -> Iterator[str]:

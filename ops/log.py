@@ -10,7 +10,7 @@ from typing import Any, Literal, TextIO
 import structlog
 
 from ops.console import RECORD_KEY
-from ops.events import as_json
+from ops.event_json import as_json
 
 LogFormat = Literal["auto", "console", "json"]
 

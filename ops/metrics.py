@@ -78,8 +78,24 @@ class Metrics:
             registry=registry,
         )
         self.first_token = {reuse: self._first_token.labels(reuse.value) for reuse in Reuse}
+        prefill = Histogram(
+            f"{_PREFIX}_prefill_seconds",
+            "What a prompt itself took, copying what it reuses and computing the rest, without any wait for others.",
+            ["reuse"],
+            buckets=LATENCY_BOUNDS_SECONDS,
+            registry=registry,
+        )
+        self.prefill = {reuse: prefill.labels(reuse.value) for reuse in Reuse}
         self.inter_token = _histogram("inter_token_latency_seconds", "Between two tokens of an answer.", registry)
         self.queue = _histogram("queue_seconds", "Wait for the first step, of answers that have ended.", registry)
+        self.stalled = _histogram(
+            "stalled_seconds", "Let in, but others' prompts were computed, of answers that have ended.", registry
+        )
+        self.preempted = _histogram(
+            "preempted_seconds",
+            "Set aside for others until it was where it had been, of answers that have ended.",
+            registry,
+        )
         self.prompt_tokens = Counter(
             f"{_PREFIX}_prompt_tokens", "Tokens of the prompts whose answers have ended.", registry=registry
         )
@@ -126,11 +142,17 @@ class Metrics:
         if ended.reuse is not None:
             self.reuse.count(ended.reuse)
         timings = ended.timings
-        if timings.ttft_seconds is not None:
-            reuse = Reuse.HIT if ended.usage.cached_tokens else Reuse.ROOT
-            self.first_token[reuse].observe(timings.ttft_seconds)
-        if timings.queue_seconds is not None:
-            self.queue.observe(timings.queue_seconds)
+        reuse = Reuse.HIT if ended.usage.cached_tokens else Reuse.ROOT
+        if timings.prefill_seconds is not None:
+            self.prefill[reuse].observe(timings.prefill_seconds + (timings.restore_seconds or 0.0))
+        for histogram, seconds in (
+            (self.first_token[reuse], timings.ttft_seconds),
+            (self.queue, timings.queue_seconds),
+            (self.stalled, timings.stalled_seconds),
+            (self.preempted, timings.preempted_seconds),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
 
     def new_generation(self) -> GenerationMeter:
         """To be shown every delta of one answer."""

@@ -66,7 +66,7 @@ class ThroughputMeter:
         done = {name: _grown(total, self._before.get(name, 0)) for name, total in totals.items()}
         sample = Throughput(
             interval_seconds=max(0.0, now - self._since),
-            tokens=TokenCounts(int(done["prefill"]), int(done["decode"])),
+            tokens=TokenCounts(*(int(done[name]) for name in ("prefill", "decode", "recomputed"))),
             requests=RequestCounts(**self._requests),
             scheduler=SchedulerState(snapshot.running, snapshot.waiting, snapshot.prefilling, snapshot.decoding),
             median_seconds=_medians(self._done),
@@ -139,7 +139,8 @@ def _medians(done: Iterable[RequestDone]) -> MedianSeconds:
     queues = [each.timings_seconds.queue for each in done]
     hits = [each.timings_seconds.ttft for each in done if each.result.reuse != ROOT_PATH]
     roots = [each.timings_seconds.ttft for each in done if each.result.reuse == ROOT_PATH]
-    return MedianSeconds(_median(queues), _median(hits), _median(roots))
+    stalls = [each.timings_seconds.stalled for each in done]
+    return MedianSeconds(_median(queues), _median(hits), _median(roots), _median(stalls))
 
 
 def _median(seconds: Iterable[float | None]) -> float | None:
@@ -158,6 +159,8 @@ def _totals(snapshot: EngineSnapshot) -> dict[str, float]:
     totals: dict[str, float] = {
         "prefill": snapshot.prefill_tokens_total,
         "decode": snapshot.decode_tokens_total,
+        "recomputed": snapshot.recomputed_tokens_total,
+        "preemptions": snapshot.suspensions_total,
         "reused": cache.reused_tokens,
         "achievable": cache.achievable_tokens,
         "expected": cache.expected_tokens,
@@ -197,6 +200,7 @@ def _pressure(done: _Totals) -> Pressure:
         publish_skipped=_named("skipped", SkipReason, done),
         restores=int(done["restores"]),
         restore_failures=int(done["restore_failures"]),
+        preemptions=int(done["preemptions"]),
     )
 
 

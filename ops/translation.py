@@ -48,6 +48,8 @@ def result_of(ended: RequestEnded) -> Result:
         source=dict(reuse.source),
         lost={reason: tokens for reason, tokens in reuse.lost.items() if tokens},
         diverged_at=reuse.diverged_at,
+        preemptions=usage.preemptions,
+        recomputed_tokens=usage.recomputed_tokens,
     )
 
 
@@ -60,4 +62,6 @@ def _timings(ended: RequestEnded) -> TimingsSeconds:
         ttft=timings.ttft_seconds,
         decode=timings.decode_seconds,
         total=timings.total_seconds,
+        stalled=timings.stalled_seconds,
+        preempted=timings.preempted_seconds,
     )

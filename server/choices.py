@@ -140,6 +140,10 @@ def total_cost(costs: Sequence[Cost], choices: int) -> Cost:
             predicted_n=completion_tokens,
             predicted_ms=predicted_ms,
             predicted_per_second=_per_second(completion_tokens, predicted_ms),
+            queue_ms=max(cost.timings.queue_ms for cost in costs),
+            restore_ms=max(cost.timings.restore_ms for cost in costs),
+            stalled_ms=max(cost.timings.stalled_ms for cost in costs),
+            preempted_ms=max(cost.timings.preempted_ms for cost in costs),
         ),
         reuse=_total_reuse([cost.reuse for cost in firsts]),
     )

@@ -180,6 +180,7 @@ class Drive:
             prefill_tokens_total=0,
             decode_tokens_total=0,
             suspensions_total=0,
+            recomputed_tokens_total=0,
             step_failures_total=0,
             consecutive_step_failures=0,
             loop_restarts_total=0,

@@ -7,8 +7,10 @@ import { clock, count, duration, LOSSES, PATHS, percent, plain, UNAVOIDABLE } fr
 
 const PHASES = [
   ["queue", "waited in the queue"],
-  ["restore", "copied back from host memory"],
+  ["restore", "copied back what it reuses"],
+  ["stalled", "stood behind other prompts"],
   ["prefill", "prefill: computed the prompt"],
+  ["preempted", "set aside for others, and brought back"],
   ["decode", "decode: wrote the answer"],
 ];
 
@@ -96,11 +98,9 @@ function answerView(answer, place) {
 
 function timeline(timings) {
   if (!timings) return [];
-  const parts = PHASES.map(([name, title]) => ({ id: name, title, value: timings[name] ?? null })).filter(({ value }) => value !== null);
-  const known = parts.reduce((sum, { value }) => sum + value, 0);
-  const total = Math.max(timings.total ?? 0, known);
-  const rest = total - known;
-  if (rest > total * 0.01) parts.push({ id: "other", title: "between these: handed out, waited for its client", value: rest });
+  const total = timings.total ?? 0;
+  const told = PHASES.map(([name, title]) => ({ id: name, title, value: timings[name] ?? null })).filter(({ value }) => value !== null);
+  const parts = told.length ? told : [{ id: "queue", title: "waited in the queue, and was never let in", value: total }];
   return bar("Where the time went", parts, total, duration, [
     ["to the first token", duration(timings.ttft)],
     ["in all", duration(timings.total)],

@@ -13,7 +13,13 @@ from ops.insights.rules.books import LedgerViolation
 from ops.insights.rules.clients import HistoryRewritten
 from ops.insights.rules.drill import FireDrill, while_drilled
 from ops.insights.rules.faults import EngineFaults
-from ops.insights.rules.latency import PrefillDominated, QueuedBehindConcurrency, QueueSaturated
+from ops.insights.rules.latency import (
+    Preempted,
+    PrefillDominated,
+    QueuedBehindConcurrency,
+    QueueSaturated,
+    StalledBehindPrompts,
+)
 from ops.insights.rules.memory import CapacitySmall, StructuralFloor
 from ops.insights.rules.pools import EvictionCliff, PoolPinned
 from ops.insights.rules.tier import TierInert
@@ -43,6 +49,8 @@ class Insights:
             HistoryRewritten(),
             QueueSaturated(facts),
             QueuedBehindConcurrency(facts),
+            StalledBehindPrompts(),
+            Preempted(),
             PrefillDominated(),
             EngineFaults(),
             FireDrill(),

@@ -37,6 +37,8 @@ class InsightId(StrEnum):
     HISTORY_REWRITTEN = "client.history_rewritten"
     QUEUE_SATURATED = "queue.saturated"
     QUEUED_BEHIND_CONCURRENCY = "latency.queued_behind_concurrency"
+    STALLED_BEHIND_PROMPTS = "latency.stalled_behind_prompts"
+    PREEMPTED = "latency.preempted"
     PREFILL_DOMINATED = "latency.prefill_dominated"
     ENGINE_FAULTS = "engine.faults"
     FIRE_DRILL = "engine.fire_drill"

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ops.events import plain
+from ops.event_json import plain
 from server.daemon import Daemon
 from server.openapi import DOOR_ERRORS
 from server.responses import JsonResponse

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from engine.events import RequestEnded
-from ops.events import plain
+from ops.event_json import plain
 from ops.explanation import explain
 from ops.requests import KEPT_REQUESTS, AnswerRecord, RequestRecord
 from ops.translation import result_of

@@ -11,7 +11,7 @@ from server.schema.usage import LossReason, ReusePath, ReuseSource
 
 
 class AnswerTimings(AnswerModel):
-    """Seconds; a phase that was not reached is null."""
+    """Seconds; a phase that was not reached is null. All but `ttft` and `total` add up to `total`."""
 
     queue: float | None
     restore: float | None
@@ -19,6 +19,8 @@ class AnswerTimings(AnswerModel):
     ttft: float | None
     decode: float | None
     total: float | None
+    stalled: Annotated[float | None, Field(description="let in, but others' prompts were computed")]
+    preempted: Annotated[float | None, Field(description="set aside for others, until it was where it had been")]
 
 
 class AnswerResult(AnswerModel):
@@ -38,6 +40,8 @@ class AnswerResult(AnswerModel):
     diverged_at: Annotated[
         int | None, Field(description="tokens that the prompt shares with one that was seen before and goes on")
     ]
+    preemptions: Annotated[int, Field(description="how often it was set aside, because others needed its room")]
+    recomputed_tokens: Annotated[int, Field(description="computed a second time because of that")]
 
 
 class AnswerFailure(AnswerModel):

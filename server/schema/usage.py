@@ -58,7 +58,8 @@ class UsageBody(_Cost):
 
 
 class TimingsBody(_Cost):
-    """llama.cpp's timings; milliseconds and tokens per second."""
+    """llama.cpp's timings; milliseconds and tokens per second. And where the rest of the time went: all that end in
+    `_ms` add up to the time from the submission to the last token."""
 
     cache_n: int
     prompt_n: int
@@ -67,6 +68,10 @@ class TimingsBody(_Cost):
     predicted_n: int
     predicted_ms: float
     predicted_per_second: float
+    queue_ms: float
+    restore_ms: float
+    stalled_ms: float
+    preempted_ms: float
 
 
 class ReuseSource(_Cost):
@@ -119,6 +124,10 @@ def cost_of(usage: Usage, timings: Timings | None, reuse: ReuseReport | None) ->
             predicted_n=usage.completion_tokens,
             predicted_ms=_milliseconds(predicted_seconds),
             predicted_per_second=_rate(usage.completion_tokens, predicted_seconds),
+            queue_ms=_milliseconds(timings.queue_seconds or 0.0),
+            restore_ms=_milliseconds(timings.restore_seconds or 0.0),
+            stalled_ms=_milliseconds(timings.stalled_seconds or 0.0),
+            preempted_ms=_milliseconds(timings.preempted_seconds or 0.0),
         ),
         reuse=Reuse.model_validate(asdict(reuse or none)),
     )

@@ -42,6 +42,8 @@ class House:
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, TokenOutcome] = {}
         self.copy_seconds = 0.0
+        self.step_seconds = 0.0
+        """Of a step from its plan to its end; one second more goes by before the next."""
         self.now = 0.0
 
     def submit(self, name, prompt, max_tokens=1, namespace="", frontiers=()):
@@ -65,6 +67,7 @@ class House:
         picked = {each.request_id: 1000 + each.end for each in plan.segments if each.is_sampled}
         resume_seconds = 0.25 if plan.resumes else 0.0
         result = StepResult(picked, resume_seconds=resume_seconds, copied=copied, under_way=self.device.under_way)
+        self.now += self.step_seconds
         for outcome in self.scheduler.apply(plan, result, self.now):
             name = outcome.sequence.request_id
             self.outputs[name].append(outcome.token_id)

@@ -9,6 +9,7 @@ import pytest
 from cache import CheckpointKind, CopyObject, Tier
 from engine.copies import Direction
 from engine.limits import SchedulerLimits
+from engine.phases import Phase
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason
 from engine.sequence import SequenceState
@@ -294,8 +295,14 @@ def test_restores_are_measured_for_the_choice_between_copying_and_computing():
     house.submit("new", PROMPT)
     house.step()
     assert house.cache.costs.restore_bytes_per_second == COPIES / 2.0
+
+
+def test_the_time_until_what_is_reused_is_there_is_told():
+    house = house_of_old()
+    house.step_seconds = 2.0
+    house.submit("new", PROMPT)
     house.run_on()
-    assert house.ended["new"].sequence.restore_seconds == 2.0
+    assert house.ended["new"].sequence.clock.seconds[Phase.RESTORE] == 2.0
 
 
 def test_pieces_take_about_as_long_as_they_may():

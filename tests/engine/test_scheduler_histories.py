@@ -3,6 +3,7 @@ request ends, and what is reused is what a cold run would have left."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -10,14 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cache import CacheOptions, CheckpointKind, ContextCache, Frontier, Tier
 from engine.errors import ContextLengthExceededError, ServerOverloadedError
 from engine.limits import SchedulerLimits
+from engine.phases import Phase
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, GenerationRequest, SamplingParams
 from engine.scheduler import Scheduler
-from engine.sequence import SequenceState
+from engine.sequence import SequenceRecord, SequenceState
 from tests.engine.fake_device import FakeDevice
 
 END = 999
 MAX_STEPS_TO_THE_END = 3000
+STEP_SECONDS = 1 / 64
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -84,6 +87,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: set[str] = set()
+        self.records: dict[str, SequenceRecord] = {}
+        """Of those that have not ended, or not been accounted for."""
         self.reused: dict[str, int] = {}
         for number, prompt_tokens in enumerate(prompts):
             self.submit(tuple(range(100 * number, 100 * number + prompt_tokens)), context)
@@ -128,6 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert alive >= limits.max_pending_requests
             return
         self.scheduler.submit(request, self.now)
+        self.records[name] = next(each for each in self.scheduler.waiting if each.request_id == name)
         self.submitted += 1
         self.prompts[name], self.outputs[name] = tokens, []
 
@@ -181,6 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         skipped = self.cache.stats.publish_skipped.total()
         plan = self.scheduler.plan(self.now)
         self.ended.update(sequence.request_id for sequence in self.scheduler.expire(self.now))
+        self.account()
         if plan is None:
             assert not self.alive
             return
@@ -207,7 +214,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         failing = [batch.number for batch in plan.background if copies_fail]
         copied = self.device.run(plan, self.tokens_of, failing=failing)
         picked = {each.request_id: token_id or each.end for each in plan.segments if each.is_sampled}
-        result = StepResult(picked, copied=copied, under_way=self.device.under_way)
+        resume_seconds = STEP_SECONDS / 4 if plan.resumes else 0.0
+        result = StepResult(picked, copied=copied, under_way=self.device.under_way, resume_seconds=resume_seconds)
+        before, phases = self.seconds_of_the_living(), self.phases_of_the_living(plan)
+        self.now += STEP_SECONDS
         for outcome in self.scheduler.apply(plan, result, self.now):
             name = outcome.sequence.request_id
             reuse = outcome.sequence.reuse
@@ -216,6 +226,27 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.outputs[name].append(outcome.token_id)
             if outcome.finish_reason is not None:
                 self.ended.add(name)
+        for name, seconds in self.seconds_of_the_living().items():
+            assert {each for each in Phase if seconds[each] != before[name][each]} <= phases[name]
+            assert sum(seconds.values()) == pytest.approx(self.now - self.records[name].submitted_at)
+        self.account()
+
+    def account(self):
+        """All the time of each request, from its submission to now or to its end, is charged to some phase."""
+        for name in self.records.keys() & self.ended:
+            record = self.records.pop(name)
+            assert sum(record.clock.seconds.values()) == pytest.approx(self.now - record.submitted_at)
+
+    def seconds_of_the_living(self) -> dict[str, dict[Phase, float]]:
+        return {name: dict(record.clock.seconds) for name, record in self.records.items()}
+
+    def phases_of_the_living(self, plan: StepPlan) -> dict[str, set[Phase]]:
+        """What the step that is about to end may be charged as."""
+        computed = {segment.request_id for segment in plan.segments}
+        found = {name: {record.phase} for name, record in self.records.items()}
+        for name in [name for name, phases in found.items() if phases == {Phase.PREFILL}]:
+            found[name] = {Phase.PREFILL, Phase.STALLED, Phase.RESTORE} if name in computed else {Phase.STALLED}
+        return found
 
     def check_plan(self, plan: StepPlan):
         names = [segment.request_id for segment in plan.segments]
@@ -266,6 +297,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def the_books_agree(self):
         if hasattr(self, "scheduler"):
             assert self.scheduler.check() == []
+            self.account()
             here = {each.request_id for each in (*self.scheduler.running, *self.scheduler.waiting)}
             assert here == self.alive
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache import CheckpointKind, ContextCache, CopyObject, Frontier, SkipReason
+from engine.phases import Phase
 from engine.request import GenerationRequest
 from engine.sequence import SequenceState
 from tests.engine.house import House
@@ -57,12 +58,13 @@ def test_a_hit_at_the_end_of_a_page_copies_no_page():
 
 def test_the_time_of_the_copies_is_told():
     house = House()
+    house.step_seconds = 0.5
     house.run("a", range(20))
     house.submit("b", range(20), max_tokens=3)
     house.step()
     (sequence,) = house.scheduler.running
     house.step()
-    assert (sequence.restore_seconds, sequence.reuse.cached_tokens) == (0.25, 19)
+    assert (sequence.clock.seconds[Phase.RESTORE], sequence.reuse.cached_tokens) == (0.25, 19)
 
 
 def test_a_failed_step_publishes_nothing_of_what_it_was_to_capture():
@@ -183,6 +185,7 @@ def test_a_suspended_request_resumes_from_its_own_checkpoint_and_tells_its_first
         pass
     assert house.outputs["b"] == list(range(1020, 1040))
     assert house.cache.stats.reused_tokens == 9
+    assert 0 < suspended.recomputed_tokens < suspended.preempted_at_tokens
 
 
 @pytest.mark.parametrize(("pages", "spare_slots"), [(3, 1), (100, 0)])

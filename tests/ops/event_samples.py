@@ -91,11 +91,13 @@ def reuse_report(**fields):
     return ReuseReport(**given | fields)
 
 
-WHOLE_TIMINGS = Timings(0.01, 0.02, 0.1, 0.212, 1.0, 1.3)
+WHOLE_TIMINGS = Timings(0.01, 0.02, 0.1, 0.212, 1.0, 1.3, 0.07, 0.1)
 
 
 def ended(finish=FinishReason.STOP, *, reuse=None, timings=WHOLE_TIMINGS, error=None, tokens=40):
-    return RequestEnded("chatcmpl-1", finish, Usage(3903, tokens, 0), timings, reuse, error)
+    return RequestEnded(
+        "chatcmpl-1", finish, Usage(3903, tokens, 0, preemptions=2, recomputed_tokens=250), timings, reuse, error
+    )
 
 
 def done(finish=FinishReason.STOP, **fields):

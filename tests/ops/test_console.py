@@ -10,7 +10,8 @@ import structlog
 
 from engine.request import FinishReason, Timings
 from ops.console import Console
-from ops.events import RequestRejected, RequestStart, as_json
+from ops.event_json import as_json
+from ops.events import RequestRejected, RequestStart
 from ops.insights.types import Severity
 from ops.log import configure_logging
 from tests.ops.event_samples import (
@@ -63,8 +64,8 @@ def failed_midway():
         (
             done(),
             "info",
-            "stop, private_turn_closure 3,898/3,903 cached, TTFT 212 ms, 40 tokens at 40.0 tok/s, total 1.30 s, "
-            "/v1/chat/completions (req-1)",
+            "stop, private_turn_closure 3,898/3,903 cached, TTFT 212 ms, 40 tokens at 40.0 tok/s, "
+            "stalled 70 ms, preempted 100 ms, total 1.30 s, /v1/chat/completions (req-1)",
         ),
         (
             left_in_the_queue(),

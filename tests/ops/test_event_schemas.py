@@ -13,7 +13,8 @@ import pytest
 
 from cache import ROOT_PATH, CheckpointKind, LossReason, SkipReason, Tier
 from engine.request import FinishReason
-from ops.events import EVENT_TYPES, SCHEMA_VERSION, Event, EventKind, as_json
+from ops.event_json import SCHEMA_VERSION, as_json
+from ops.events import EVENT_TYPES, Event, EventKind
 from ops.insights.types import InsightId, Severity
 from tests.ops.event_samples import MARKER, SAMPLES, record
 

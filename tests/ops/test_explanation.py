@@ -18,7 +18,8 @@ def report(cached=0, lost=None, expected=0, diverged_at=None, path="root"):
 
 
 def said(reuse=None, timings=TIMINGS, reason=FinishReason.STOP, error=None, completion=11):
-    return " ".join(explain(RequestEnded("a", reason, Usage(1000, completion), timings, reuse, error)))
+    usage = completion if isinstance(completion, Usage) else Usage(1000, completion)
+    return " ".join(explain(RequestEnded("a", reason, usage, timings, reuse, error)))
 
 
 def test_a_cold_prompt_was_computed():
@@ -62,6 +63,26 @@ def test_waiting_and_copying_are_told_where_they_took_long():
     assert "It waited 2.5 s for room" in said(report(), slow)
     assert "Copying what it reuses took 250 ms." in said(report(), slow)
     assert "waited" not in said(report())
+
+
+def test_standing_behind_other_prompts_is_told_apart_from_computing():
+    words = said(report(998), Timings(0.0, 0.0, 0.004, 12.7, 1.0, 13.7, stalled_seconds=12.696))
+    assert "For 12.7 s it stood behind other prompts, which were computed meanwhile." in words
+    assert "Computing the other 2 took 4 ms" in words
+    assert "stood behind" not in said(report(), Timings(0.0, 0.0, 0.5, 0.5, 1.0, 1.5, stalled_seconds=0.04))
+
+
+@pytest.mark.parametrize(("times", "word"), [(1, "once"), (2, "twice"), (3, "3 times")])
+def test_being_set_aside_is_told_apart_from_decoding(times, word):
+    timings = Timings(0.0, 0.0, 0.5, 0.5, 1.0, 7.6, stalled_seconds=0.0, preempted_seconds=6.1)
+    words = said(report(), timings, completion=Usage(1000, 11, 0, preemptions=times, recomputed_tokens=1204))
+    assert f"It was set aside {word}, because others needed its room, and lost 6.1 s by it; 1,204 of its" in words
+    assert "tokens were computed again. Its 11 tokens came within 1.0 s, 10.0 a second." in words
+    assert "set aside" not in said(report())
+
+
+def test_a_prefill_that_was_cut_off_is_not_told_as_a_whole():
+    assert "Computing" not in said(report(), Timings(0.0, 0.0, 0.25, None, None, 0.25), FinishReason.CANCELLED)
 
 
 def test_one_that_was_never_let_in():

@@ -88,10 +88,13 @@ def test_a_result_says_what_was_reused_and_why_the_rest_was_not():
         source={"device": 3898, "host": 0, "disk": 0},
         lost={"no_checkpoint": 2},
         diverged_at=17,
+        preemptions=2,
+        recomputed_tokens=250,
     )
     timings = event.timings_seconds
     found = (timings.queue, timings.restore, timings.prefill, timings.ttft, timings.decode, timings.total)
     assert found == (0.01, 0.02, 0.1, 0.212, 1.0, 1.3)
+    assert (timings.stalled, timings.preempted) == (0.07, 0.1)
 
 
 def test_what_was_computed_is_not_told_of_a_prefill_that_was_cut_off():

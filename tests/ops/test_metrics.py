@@ -116,7 +116,7 @@ def test_an_answer_is_counted_as_it_is_taken(metrics, clock, cached, reuse):
     for at, token_ids in ((1.0, (1,)), (1.5, (2,)), (2.5, (3, 4)), (2.5, ())):
         clock.now = at
         watch(Delta("x", token_ids))
-    timings = Timings(queue_seconds=0.25, ttft_seconds=0.75)
+    timings = Timings(0.25, 0.5, 0.125, 0.75, stalled_seconds=0.375, preempted_seconds=2.0)
     # The end token is the fifth.
     watch(Delta("", (), FinishReason.STOP, Usage(7, 5, cached), timings))
     assert read(metrics)["dalsegno_prompt_tokens_total",] == 0, "whether its consumer takes the end or not"
@@ -128,6 +128,9 @@ def test_an_answer_is_counted_as_it_is_taken(metrics, clock, cached, reuse):
     assert found["dalsegno_inter_token_latency_seconds_sum",] == 1.5
     assert found["dalsegno_time_to_first_token_seconds_sum", reuse] == 0.75
     assert found["dalsegno_queue_seconds_sum",] == 0.25
+    assert found["dalsegno_prefill_seconds_sum", reuse] == 0.625, "no wait for others is in it"
+    assert found["dalsegno_stalled_seconds_sum",] == 0.375
+    assert found["dalsegno_preempted_seconds_sum",] == 2.0
 
 
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
@@ -239,13 +242,15 @@ def test_the_cache_is_read_at_each_scrape_with_every_series_from_the_start(metri
 
 
 def test_faults_of_the_engine_are_counted(metrics):
-    now = {"heartbeat_age_seconds": 1.5, "step_failures_total": 2, "loop_restarts_total": 1, "suspensions_total": 3}
+    now = {"heartbeat_age_seconds": 1.5, "step_failures_total": 2, "loop_restarts_total": 1}
+    now |= {"suspensions_total": 3, "recomputed_tokens_total": 41}
     metrics.watch_engine(lambda: snapshot(**now), "demo", "qwen3_5", "torch")
     found = read(metrics)
     assert found["dalsegno_engine_heartbeat_age_seconds",] == 1.5
     assert found["dalsegno_engine_step_failures_total",] == 2
     assert found["dalsegno_engine_loop_restarts_total",] == 1
     assert found["dalsegno_suspensions_total",] == 3
+    assert found["dalsegno_recomputed_tokens_total",] == 41
 
 
 def test_lines_that_the_event_log_lost_are_asked_for_at_each_scrape(metrics):

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from cache import ROOT_PATH, CheckpointKind, LossReason, SkipReason
-from ops.events import MedianSeconds, PoolUnits, RequestCounts, RequestDone, Result, TimingsSeconds, plain
+from ops.event_json import plain
+from ops.events import MedianSeconds, PoolUnits, RequestCounts, RequestDone, Result, TimingsSeconds
 from ops.throughput import History, ThroughputMeter
 from tests.ops.event_samples import (
     SAMPLES,
@@ -111,12 +112,21 @@ def test_the_median_times_are_those_of_the_answers_of_the_interval():
     each = meter()
     answers = [("root", 0.5, 3.0), ("root", 0.0, 1.0), ("root", 0.1, 2.0), ("private_endpoint", 9.0, 0.2)]
     for reuse, queue, ttft in answers:
-        result = Result("stop", 100, 5, reuse=reuse)
-        each.saw(RequestDone("request", "answer", "/v1/completions", result, TimingsSeconds(queue=queue, ttft=ttft)))
+        result, timings = Result("stop", 100, 5, reuse=reuse), TimingsSeconds(queue=queue, ttft=ttft, stalled=ttft / 2)
+        each.saw(RequestDone("request", "answer", "/v1/completions", result, timings))
     left = Result("cancelled", 100, 0, reuse="root")
     each.saw(RequestDone("request", "left", "/v1/completions", left, TimingsSeconds()))
-    assert each.sample(snapshot(), 105.0).median_seconds == MedianSeconds(queue=0.3, ttft_hit=0.2, ttft_root=2.0)
-    assert each.sample(snapshot(), 110.0).median_seconds == MedianSeconds(None, None, None)
+    assert each.sample(snapshot(), 105.0).median_seconds == MedianSeconds(
+        0.3, ttft_hit=0.2, ttft_root=2.0, stalled=0.75
+    )
+    assert each.sample(snapshot(), 110.0).median_seconds == MedianSeconds(None, None, None, None)
+
+
+def test_what_was_set_aside_and_computed_again_is_told_of_the_interval():
+    each = meter()
+    each.sample(snapshot(suspensions_total=2, recomputed_tokens_total=70), 105.0)
+    sample = each.sample(snapshot(suspensions_total=5, recomputed_tokens_total=170), 110.0)
+    assert (sample.context_cache.pressure.preemptions, sample.tokens.recomputed) == (3, 100)
 
 
 @pytest.mark.parametrize(("now", "is_due"), [(100.0, False), (104.9, False), (105.0, True), (300.0, True)])

@@ -161,9 +161,13 @@ async def test_a_request_is_found_by_its_id_and_by_its_answers_and_tells_its_reu
         "source": {"device": HELLO_TURN_TOKENS, "host": 0, "disk": 0},
         "lost": {},
         "diverged_at": None,
+        "preemptions": 0,
+        "recomputed_tokens": 0,
     }
     times = told["timings_seconds"]
     assert times["total"] >= times["ttft"] >= times["queue"] >= 0
+    parts = {"queue", "restore", "stalled", "prefill", "preempted", "decode"}
+    assert sum(times[each] for each in parts) == pytest.approx(times["total"])
 
 
 async def test_an_unknown_request_is_not_found(client):

@@ -74,6 +74,7 @@ async def test_an_answer_tells_its_cost(client):
     timings = body["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (0, HELLO_TOKENS, 6)
     assert timings["predicted_per_second"] == pytest.approx(6 / timings["predicted_ms"] * 1000, rel=1e-3)
+    assert (timings["queue_ms"] > 0, timings["stalled_ms"], timings["preempted_ms"]) == (True, 0, 0)
 
 
 async def test_the_same_body_again_tells_what_it_reused(client):

@@ -98,6 +98,7 @@ def request(name: str, outcome: str | None = "ok", **changes: Any) -> dict[str, 
         "diverged_at": None,
     }
     timings = {"queue": 0.001, "restore": 0.0, "prefill": 0.01, "ttft": 0.0123, "decode": 2.0, "total": 2.02}
+    timings |= {"stalled": 0.0, "preempted": 0.0}
     answer = {
         "id": "chatcmpl-1-1",
         "finish_reason": "stop" if outcome == "ok" else None,

@@ -1,4 +1,4 @@
-"""Where the time of requests goes: in the queue, behind others, in the prefill."""
+"""Where the time of requests goes: in the queue, behind the prompts of others, set aside for others, in the prefill."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ _REJECTIONS_HELD_SECONDS = 120.0
 _QUEUE_OPENS = (0.5, 1.0)
 """Share of the time to the first token, and the median in seconds."""
 _QUEUE_CLEARS = (0.25, 0.5)
+_STALL_OPENS = (0.5, 0.5)
+"""Share of the time to the first token, and the median in seconds."""
+_STALL_CLEARS = (0.25, 0.25)
+_LEAST_PREEMPTED = 3
+_PREEMPTED_OPENS = 0.1
+"""Share of the requests that ended."""
+_PREEMPTED_CLEARS = 0.05
 _PREFILL_OPENS = (0.7, 3.0)
 """Share of the whole time, and the median in seconds."""
 _MORE_MACHINES = (
@@ -135,6 +142,77 @@ class QueuedBehindConcurrency(_Timed):
         return (
             "A quarter or more of the KV pages is not in use by requests: raise --max-concurrency (it is "
             f"{snapshot.running} that run now)."
+        )
+
+
+class StalledBehindPrompts(_Timed):
+    """The first token is late because other prompts are computed, before this one or beside it."""
+
+    id = InsightId.STALLED_BEHIND_PROMPTS
+
+    def judge(self, snapshot: EngineSnapshot, now: float, *, is_open: bool) -> Finding | None:
+        timings = self._timings(now, is_open=is_open)
+        stalls = [each.stalled_seconds or 0.0 for each in timings]
+        first = sum(each.ttft_seconds or 0.0 for each in timings)
+        share, least = _STALL_CLEARS if is_open else _STALL_OPENS
+        if not stalls or first <= 0 or sum(stalls) < share * first or statistics.median(stalls) < least:
+            return None
+        return Finding(
+            severity=Severity.NOTICE,
+            title="Requests stand behind the prompts of others",
+            statement=f"{percent(sum(stalls), first)} of the time to the first token went into other prompts: "
+            f"{statistics.median(stalls):.1f} s in the middle, {max(stalls):.1f} s at most, over "
+            f"{counted(len(stalls), 'request')}.",
+            evidence={
+                "stalled_seconds_median": round(statistics.median(stalls), 3),
+                "stalled_seconds_max": round(max(stalls), 3),
+                "stalled_share_of_ttft": round(sum(stalls) / first, 3),
+                "prefilling": snapshot.prefilling,
+            },
+            measured_over={"requests": len(stalls), "seconds": round(self._recent.span_seconds(now))},
+            recommendation="Find who sends long prompts on GET /admin/requests: `lost` tells what of them need not be "
+            "computed. Send those that are long and cold to a daemon of their own; a smaller --prefill-chunk gives "
+            "short prompts their turn sooner.",
+        )
+
+
+class Preempted(Rule):
+    """Requests are set aside while they run, because the KV pages do not last for all of them."""
+
+    id = InsightId.PREEMPTED
+
+    def __init__(self) -> None:
+        self._recent: Recent[RequestEnded] = Recent(_WINDOW_SECONDS, _MOST)
+
+    def saw_end(self, ended: RequestEnded, now: float) -> None:
+        if ended.timings.queue_seconds is not None:
+            self._recent.add(ended, now)
+
+    def saw_restart(self, restart: LoopRestarted, now: float) -> None:
+        self._recent.clear()
+
+    def judge(self, snapshot: EngineSnapshot, now: float, *, is_open: bool) -> Finding | None:
+        ended = self._recent.items(now)
+        preempted = [each for each in ended if each.usage.preemptions]
+        least, share = (1, _PREEMPTED_CLEARS) if is_open else (_LEAST_PREEMPTED, _PREEMPTED_OPENS)
+        if len(preempted) < least or len(preempted) < share * len(ended):
+            return None
+        seconds = sum(each.timings.preempted_seconds or 0.0 for each in preempted)
+        tokens = sum(each.usage.recomputed_tokens for each in preempted)
+        return Finding(
+            severity=Severity.NOTICE,
+            title="Requests are set aside while they run",
+            statement=f"The KV pages did not last for all that ran: {len(preempted):,} of "
+            f"{counted(len(ended), 'request')} had to make room and lost {seconds:.1f} s by it; {tokens:,} tokens were "
+            "computed again.",
+            evidence={
+                "preempted_requests": len(preempted),
+                "preemptions": sum(each.usage.preemptions for each in preempted),
+                "preempted_seconds": round(seconds, 3),
+                "recomputed_tokens": tokens,
+            },
+            measured_over={"requests": len(ended), "seconds": round(self._recent.span_seconds(now))},
+            recommendation="Raise --kv-cache-mib (or --kv-pages), or lower --max-concurrency until what runs fits.",
         )
 
 

@@ -99,8 +99,9 @@ class Desk:
             self.insights.saw_rejection(code, self.now)
         return self.wait(1.0)
 
-    def end(self, times=1, error=None, **timings):
-        ended = RequestEnded("request", FinishReason.STOP, Usage(100, 10, 0), Timings(**timings), None, error)
+    def end(self, times=1, error=None, preemptions=0, recomputed_tokens=0, **timings):
+        usage = Usage(100, 10, preemptions=preemptions, recomputed_tokens=recomputed_tokens)
+        ended = RequestEnded("request", FinishReason.STOP, usage, Timings(**timings), None, error)
         for _ in range(times):
             self.insights.saw_end(ended, "/v1/completions", self.now)
         return self.wait(1.0)

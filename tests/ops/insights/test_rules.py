@@ -328,11 +328,24 @@ PREFILL = {
     "decode_seconds": 1.0,
     "total_seconds": 9.0,
 }
+STALLED = {
+    "queue_seconds": 0.0,
+    "stalled_seconds": 2.5,
+    "prefill_seconds": 0.5,
+    "ttft_seconds": 3.0,
+    "decode_seconds": 1.0,
+    "total_seconds": 4.0,
+}
 QUICK = {"queue_seconds": 0.1, "prefill_seconds": 0.2, "ttft_seconds": 0.3, "decode_seconds": 0.1, "total_seconds": 0.4}
 
 
 @pytest.mark.parametrize(
-    ("timings", "told"), [(QUEUED, "latency.queued_behind_concurrency"), (PREFILL, "latency.prefill_dominated")]
+    ("timings", "told"),
+    [
+        (QUEUED, "latency.queued_behind_concurrency"),
+        (STALLED, "latency.stalled_behind_prompts"),
+        (PREFILL, "latency.prefill_dominated"),
+    ],
 )
 def test_where_the_time_goes_is_told_and_clears(timings, told):
     desk = Desk()
@@ -348,6 +361,35 @@ def test_quick_requests_and_those_that_never_had_a_token_are_not_told():
     desk = Desk()
     desk.end(times=100, **QUICK)
     desk.end(times=100, queue_seconds=30.0, total_seconds=30.0)
+    assert desk.opened == set()
+
+
+PREEMPTED = {**QUICK, "preempted_seconds": 1.5, "preemptions": 2, "recomputed_tokens": 100}
+
+
+def test_requests_that_are_set_aside_are_told_until_there_are_few():
+    desk = Desk()
+    desk.end(times=18, **QUICK)
+    desk.end(times=2, **PREEMPTED)
+    assert desk.open == set()
+    desk.end(**PREEMPTED)
+    found = desk.insight("latency.preempted")
+    assert found.evidence == {
+        "preempted_requests": 3,
+        "preemptions": 6,
+        "preempted_seconds": 4.5,
+        "recomputed_tokens": 300,
+    }
+    assert "3 of 21 requests had to make room and lost 4.5 s by it; 300 tokens were computed again" in found.statement
+    assert "--kv-cache-mib" in found.recommendation
+    desk.end(times=40, **QUICK)
+    assert desk.open == set()
+
+
+def test_a_few_of_many_that_are_set_aside_are_not_told():
+    desk = Desk()
+    desk.end(times=100, **QUICK)
+    desk.end(times=9, **PREEMPTED)
     assert desk.opened == set()
 
 
