@@ -108,6 +108,12 @@ class RequestLease:
         shared = shared_tokens(self.tokens, tokens)
         return shared if shared < min(len(self.tokens), len(tokens)) else 0
 
+    def move(self, frontier: Frontier, tokens: int) -> None:
+        """What is wanted at `frontier` is taken at `tokens` instead; nothing more, where something is wanted there."""
+        self.wanted.remove(frontier)
+        if all(each.tokens != tokens for each in self.wanted):
+            self.wanted.append(Frontier(tokens, frontier.kind))
+
     @property
     def is_restoring(self) -> bool:
         """Whether something has still to come from host memory."""

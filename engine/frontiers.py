@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cache import CacheOptions, CheckpointKind, Frontier, Known
+from cache import CacheOptions, CheckpointKind, Frontier, Known, RequestLease
 from engine.request import GenerationRequest
 
+_ANCHOR = CheckpointKind.PRIVATE_LONG_ANCHOR
 _MAX_ANCHORS = 4
 _CHUNKS_PER_ANCHOR = 2
 _LEAST_STATES_FOR_A_BRANCH = 2
@@ -18,7 +20,7 @@ class FrontierRules:
     """How many places are marked besides those that a request names, and which."""
 
     chunk: int
-    """Of the prefill, in tokens: segments end at its multiples."""
+    """Of the prefill, in tokens: what one segment has at most."""
     max_anchors: int
     """In one prompt, where no slot is vacant."""
     branch_gain: int | None
@@ -72,7 +74,8 @@ def branch(
 def anchors(
     named: tuple[Frontier, ...], cached_tokens: int, rules: FrontierRules, vacant_slots: int = 0
 ) -> tuple[Frontier, ...]:
-    """A ladder in what is computed anew up to the last named frontier, at ends of chunks, where segments end anyway.
+    """A ladder in what is computed anew up to the last named frontier, at ends of chunks; the segment that ends nearest
+    takes it (`settle_anchors`).
 
     Evenly spaced, at least two chunks apart and one before that frontier, for a fork or an edit in the middle. Vacant
     slots are filled beyond that, one at each end of a chunk: they cost nobody anything, and are the first to leave.
@@ -84,4 +87,21 @@ def anchors(
     few = min(rules.max_anchors, len(free) // _CHUNKS_PER_ANCHOR)
     count = max(few, min(vacant_slots, len(free))) if rules.max_anchors else 0
     places = (free[len(free) * (2 * step + 1) // (2 * count)] for step in range(count))
-    return tuple(Frontier(tokens, CheckpointKind.PRIVATE_LONG_ANCHOR) for tokens in places)
+    return tuple(Frontier(tokens, _ANCHOR) for tokens in places)
+
+
+def next_cut(wanted: Iterable[Frontier], computed_tokens: int, end: int) -> int:
+    """Where the next segment ends at the latest: the state of each frontier but an anchor is taken at exactly its
+    token."""
+    cuts = (f.tokens for f in wanted if f.tokens > computed_tokens and f.kind is not _ANCHOR)
+    return min(cuts, default=end)
+
+
+def settle_anchors(lease: RequestLease, end: int, chunk: int) -> None:
+    """Take at `end`, where a segment ends, the anchors that lie before it or less than half a chunk behind it.
+
+    No segment is cut for them: of a prompt that shares its steps with others none ends where it was to, and each cut
+    would cost it a step of a few tokens.
+    """
+    for anchor in [f for f in lease.wanted if f.kind is _ANCHOR and f.tokens < end + chunk / 2]:
+        lease.move(anchor, end)

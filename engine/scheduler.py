@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cache import CaptureTicket, ContextCache, Copy, Match, check
 from engine.charging import charge_step
 from engine.copies import CopyJobs, Landed, Transfers
-from engine.frontiers import FrontierRules, prompt_frontiers, with_places_on_the_way
+from engine.frontiers import FrontierRules, next_cut, prompt_frontiers, settle_anchors, with_places_on_the_way
 from engine.limits import SchedulerLimits, refuse_unservable
 from engine.packing import Prefill, share_step
 from engine.plan import Segment, StepPlan, StepResult
@@ -357,8 +357,7 @@ class Scheduler:
         """A segment ends at the next frontier at which a state is wanted."""
         computed, end = sequence.computed_tokens, len(sequence.token_ids)
         wanted = sequence.held.wanted if self.cache.options.has_state else ()
-        piece_end = min((f.tokens for f in wanted if f.tokens > computed), default=end)
-        return Prefill(end - computed, min(piece_end, end) - computed)
+        return Prefill(end - computed, min(next_cut(wanted, computed, end), end) - computed)
 
     def _begin_resumes(self, sequences: Iterable[SequenceRecord]) -> tuple[Copy, ...]:
         """The copies that these need for their first segment. Their sources are let go of at once: the step runs the
@@ -389,6 +388,7 @@ class Scheduler:
     def _capture(self, sequence: SequenceRecord, end: int) -> int | None:
         """Make ready for the checkpoints in the segment that ends here; returns the slot that its state goes to."""
         lease, slot, can_be_cut = sequence.held, None, not self.cache.options.has_state
+        settle_anchors(lease, end, self._rules.chunk)
         for frontier in [f for f in lease.wanted if f.tokens == end or (can_be_cut and f.tokens < end)]:
             ticket = self.cache.capture(lease, frontier)
             self._changes += 1

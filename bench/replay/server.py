@@ -13,7 +13,7 @@ from bench.replay.measure import Measurements, Sample, Served
 from bench.replay.requests import SimRequest, Symbols
 from bench.replay.sizes import Scale, Sizes, cache_options
 from cache import CaptureTicket, ContextCache, Copy, Fault, Match, PoolCounts, RequestLease, ReuseReport, Tier, audit
-from engine.frontiers import FrontierRules, with_places_on_the_way
+from engine.frontiers import FrontierRules, next_cut, settle_anchors, with_places_on_the_way
 from engine.packing import Prefill, share_step
 
 _OUTPUT_STEP_TOKENS = 64
@@ -235,8 +235,7 @@ class SimServer:
 
     def _prefill_of(self, sequence: SimSequence) -> Prefill:
         start, goal = sequence.computed, self._goal(sequence)
-        end = min([goal, *(f.tokens for f in sequence.held.wanted if f.tokens > start)])
-        return Prefill(goal - start, end - start)
+        return Prefill(goal - start, min(next_cut(sequence.held.wanted, start, goal), goal) - start)
 
     def _goal(self, sequence: SimSequence) -> int:
         return len(sequence.request.prompt) + self._scale.symbols(sequence.produced_tokens)
@@ -250,6 +249,7 @@ class SimServer:
             computed += end - sequence.computed
             seconds += tokens / self._model.prefill_tokens_per_second
             seconds += self._resume(sequence.held)
+            settle_anchors(sequence.held, end, self.rules.chunk)
             for frontier in [f for f in sequence.held.wanted if f.tokens == end]:
                 ticket = self.cache.capture(sequence.held, frontier)
                 self._changes += 1

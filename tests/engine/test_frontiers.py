@@ -2,8 +2,16 @@
 
 import pytest
 
-from cache import CacheOptions, CheckpointKind, Frontier, Known
-from engine.frontiers import FrontierRules, anchors, branch, prompt_frontiers, with_places_on_the_way
+from cache import CacheOptions, CheckpointKind, ContextCache, Frontier, Known
+from engine.frontiers import (
+    FrontierRules,
+    anchors,
+    branch,
+    next_cut,
+    prompt_frontiers,
+    settle_anchors,
+    with_places_on_the_way,
+)
 from engine.request import GenerationRequest
 
 CLOSURE, STABLE = CheckpointKind.PRIVATE_TURN_CLOSURE, CheckpointKind.SHARED_STABLE_PREFIX
@@ -110,3 +118,26 @@ def test_no_place_is_marked_where_no_slot_could_keep_it_beside_the_newest_turn(
 ):
     options = CacheOptions(16, 100, 3 + spare_slots, has_state, host_units=host_units, host_units_per_state=4)
     assert FrontierRules.of(options, 3, 512) == FrontierRules(512, max_anchors, branch_gain)
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (5, [(12, STABLE), (10, ANCHOR), (20, ANCHOR)]),
+        (6, [(12, STABLE), (20, ANCHOR), (6, ANCHOR)]),
+        (10, [(12, STABLE), (20, ANCHOR), (10, ANCHOR)]),
+        (12, [(12, STABLE), (20, ANCHOR)]),
+        (17, [(12, STABLE), (17, ANCHOR)]),
+    ],
+)
+def test_an_anchor_is_taken_where_the_segment_ends_that_ends_nearest(end, expected):
+    cache = ContextCache(CacheOptions(4, 100, 9, has_state=True))
+    wanted = tuple(Frontier(*each) for each in [(12, STABLE), (10, ANCHOR), (20, ANCHOR)])
+    lease = cache.admit(cache.match("r", "", tuple(range(40))), 40, wanted, 0.0)
+    settle_anchors(lease, end, 10)
+    assert lease.wanted == [Frontier(*each) for each in expected]
+
+
+def test_no_segment_is_cut_for_an_anchor():
+    wanted = (Frontier(5, STABLE), Frontier(10, ANCHOR), Frontier(30, CLOSURE))
+    assert [next_cut(wanted, computed, 40) for computed in (0, 5, 10, 30)] == [5, 30, 30, 40]

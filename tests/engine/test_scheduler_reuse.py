@@ -17,12 +17,12 @@ def shape(plans):
     return [(each.request_id, each.start, each.end) for plan in plans for each in plan.segments]
 
 
-def test_segments_end_at_chunks_and_at_the_frontiers_where_a_state_is_wanted():
-    frontiers = (Frontier(5, STABLE), Frontier(18, CLOSURE))
-    plans = House().run("a", range(20), frontiers=frontiers)
-    assert shape(plans) == [("a", 0, 5), ("a", 5, 8), ("a", 8, 16), ("a", 16, 18), ("a", 18, 20)]
+def test_segments_end_at_the_named_frontiers_where_a_state_is_wanted_and_anchors_at_the_ends_of_segments():
+    frontiers = (Frontier(3, STABLE), Frontier(28, CLOSURE))
+    plans = House().run("a", range(30), frontiers=frontiers)
+    assert shape(plans) == [("a", 0, 3), ("a", 3, 11), ("a", 11, 19), ("a", 19, 27), ("a", 27, 28), ("a", 28, 30)]
     captured = [plan.segments[0].end for plan in plans if plan.segments[0].capture_slot is not None]
-    assert captured == [5, 8, 18]
+    assert captured == [3, 11, 19, 28]
 
 
 def test_kv_alone_is_published_without_a_split():
