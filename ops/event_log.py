@@ -119,9 +119,9 @@ class EventLog:
             if self._must_reopen or self._is_out:
                 self._must_reopen = False
                 self._file.open()
-            else:
-                self._file.follow()
             while self._held:
+                # Before each line: what is written to a file that is no longer there is lost.
+                self._file.follow()
                 self._append(self._held[0])
                 self._held.popleft()
         except OSError as error:

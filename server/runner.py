@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,11 @@ from server.version import package_version
 
 _CLOSING_SHARE = 0.2
 """Of the time to end in, what is left for the last step and for connections to carry off the last bytes."""
+
+_SWITCH_SECONDS = 0.0005
+"""For how long a thread may keep the interpreter's lock where others want it: a tenth of Python's own default. Each of the
+engine's operations gives it back and asks for it again, so beside a thread that reads a large body a step of a hundred
+of them would wait a hundred times as long as this."""
 
 _KEEP_ALIVE_S = 75
 """How long an idle connection waits for its next request: longer than clients keep it, or they lose a race."""
@@ -73,7 +79,7 @@ def run_daemon(settings: Settings, listener: socket.socket, drill: FireDrill = N
     config = http_config(app, settings)
     app.state.daemon.metrics.watch_connections(config.door)
     limit = EndLimit(settings.server.drain_timeout_s)
-    with limit.lifted_behind(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+    with limit.lifted_behind(), _quick_turns(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(_Server(config), app.state.daemon, listener, limit))
 
 
@@ -95,6 +101,16 @@ async def _serve(server: uvicorn.Server, daemon: Daemon, listener: socket.socket
         server.should_exit = True
         await serving
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _quick_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def warn_of_open_door(settings: Settings, address: tuple[str, int]) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import tokenizers
 
 from engine.errors import ContextLengthExceededError, RequestError
-from engine.text.slices import Slices
+from engine.text.slices import LONG, Slices
 
 _SLICE_CHARACTERS = 32768
+_LONG_CHARACTERS = 4 * _SLICE_CHARACTERS
+"""A part of this length takes a second and more where it is one word."""
 _CHARACTERS_PER_TOKEN = 4
 """Of usual text; more of it than this many times the context is first looked at in part."""
 _UNSURE_WORDS = 32
@@ -74,10 +76,10 @@ class TextEncoder:
             raise RequestError(f"text has a lone surrogate at character {error.start}; send valid Unicode") from error
         encoded = Encoded()
         for start, part in [(0, text)] if add_special_tokens else self._parts(text):
-            if start:
-                yield
             if max_tokens is not None:
                 yield from self._refuse_overlong(part, len(encoded.token_ids), max_tokens)
+            if start or len(part) > _SLICE_CHARACTERS:
+                yield _pace(part)
             encoding = self._library.encode_batch([part], add_special_tokens=add_special_tokens)[0]
             encoded.add(start, encoding, [self._ids.get(i, i) for i in encoding.ids] if self._ids else encoding.ids)
             if start + len(part) < len(text):
@@ -104,11 +106,16 @@ class TextEncoder:
         would have fitted."""
         length = max(_CHARACTERS_PER_TOKEN * (max_tokens - tokens_before), _SLICE_CHARACTERS)
         while length <= len(text) // 2:
-            encoding = self._library.encode_batch([text[:length]], add_special_tokens=False)[0]
+            beginning = text[:length]
+            yield _pace(beginning)
+            encoding = self._library.encode_batch([beginning], add_special_tokens=False)[0]
             # What follows can change how the end of a word is cut, and by that the word; it never halves its tokens.
             _refuse_from(tokens_before + max(_sure_tokens(encoding), len(encoding) // 2), max_tokens)
-            yield
             length *= 2
+
+
+def _pace(text: str) -> bool:
+    return LONG if len(text) > _LONG_CHARACTERS else not LONG
 
 
 def _sure_tokens(encoding: tokenizers.Encoding) -> int:

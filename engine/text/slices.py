@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 Result = TypeVar("Result")
 
-Slices = Generator[None, None, Result]
-"""Work that stops after each slice, and returns its result at the end."""
+LONG: Final = True
+"""What is yielded before a slice that may take seconds, for it cannot be cut: False or None before any other."""
+
+Slices = Generator[bool | None, None, Result]
+"""Work that stops before each further slice, and returns its result at the end."""
 
 
 def in_one_go(work: Slices[Result]) -> Result:

@@ -31,7 +31,9 @@ def test_chat_streams_completions_models_and_errors_are_typed(node, daemon):
     saw = json.loads(result.stdout)
     assert len(saw["whole"]) == len(saw["completion"]) == 8
     assert saw["streamed"] == saw["whole"]
-    assert saw["sameUsage"]
+    cached = [usage.pop("prompt_tokens_details")["cached_tokens"] for usage in saw["usages"]]
+    assert saw["usages"][0] == saw["usages"][1]
+    assert cached[0] <= cached[1] < saw["usages"][0]["prompt_tokens"]
     assert saw["models"] == ["tiny"]
     assert saw["errors"] == {
         "model": {

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from engine.catalog import resolve_model
+from engine.text.slices import LONG
 from engine.text.tokenizer import Tokenizer
 from server.text_pool import TextPool
 from tests.server.conftest import MAX_CONTEXT
@@ -81,6 +82,33 @@ async def test_short_work_has_its_turn_beside_any_number_of_long_ones(pool):
     for task in long:
         task.cancel()
     await asyncio.gather(*long, return_exceptions=True)
+
+
+async def test_slices_that_cannot_be_cut_keep_only_each_other_waiting(pool):
+    may_end = threading.Event()
+
+    def one_word():
+        yield LONG
+        may_end.wait()
+        return threading.current_thread().name
+
+    long = [asyncio.create_task(pool.run(one_word())) for _ in range(8)]
+    await asyncio.sleep(0)
+    assert await pool.run(_once()) is None
+    may_end.set()
+    assert {name.partition("_")[0] for name in await asyncio.gather(*long)} == {"dalsegno-long-text"}
+
+
+@pytest.mark.parametrize("max_tokens", [None, 400_000])
+def test_a_word_beyond_some_length_is_told_to_be_long(max_tokens):
+    encoder = Tokenizer.load(resolve_model("demo")).text_encoder
+
+    def paces(length):
+        return list(encoder.encode("0123456789" * (length // 10), max_tokens=max_tokens))
+
+    assert paces(1_000) == []
+    assert paces(100_000) == [not LONG]
+    assert paces(200_000) == [LONG]
 
 
 async def test_what_fails_in_the_pool_fails_where_it_was_asked_for(pool):

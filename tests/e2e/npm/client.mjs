@@ -34,7 +34,7 @@ console.log(
   JSON.stringify({
     whole: whole.choices[0].message.content,
     streamed,
-    sameUsage: JSON.stringify(usage) === JSON.stringify(whole.usage),
+    usages: [whole.usage, usage],
     completion: completion.choices[0].text,
     models,
     errors,
