@@ -24,6 +24,7 @@ from ops.operations import Operations, Served
 from ops.outcome import outcome_of
 from server.drill import NO_DRILL, FireDrill
 from server.errors import ApiError
+from server.heap import LARGE_BYTES, give_back
 from server.isolation import Isolation
 from server.limits import BodyLimits
 from server.sampling import SamplingDefaults
@@ -76,6 +77,7 @@ class Daemon:
         self._watching: asyncio.Task[None] | None = None
         self.text_pool = TextPool()
         self._tries_next_at = 0.0
+        self._has_memory_to_give_back = False
         self.isolation = Isolation(is_by_key=settings.isolates_keys)
         self._engine: Engine | None = None
 
@@ -144,6 +146,7 @@ class Daemon:
         self.metrics.request_ended(path, outcome, seconds)
         for answer in state.get("answers", ()):
             answer.abandon()
+        self._has_memory_to_give_back |= state.get("body_bytes", 0) >= LARGE_BYTES
         if "record" in state:
             state["record"].outcome = outcome
         elif path in GENERATING_PATHS:
@@ -214,6 +217,9 @@ class Daemon:
                 if self.operations.wants_audit:
                     await engine.audit_cache()
                 await self._try_again(engine)
+                if self._has_memory_to_give_back:
+                    self._has_memory_to_give_back = False
+                    await asyncio.to_thread(give_back)
             except EngineUnavailableError:
                 return
             except Exception:

@@ -9,14 +9,20 @@ from typing import Any, NamedTuple
 
 import orjson
 
+Raw = bytes | bytearray
+
 _LEAST_DIGITS = 19
 """Of integers beyond 64 bits, of which orjson makes floats."""
-_LONG_INTEGER = re.compile(rb"[:\[,]\s*-?[0-9]{%d}" % _LEAST_DIGITS)
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"000000000")
-_HIGH, _LOW = rb"u[dD][89abAB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
-_ESCAPE = re.compile(rb"\\(?:%b\\%b|%b|%b|.)" % (_HIGH, _LOW, _HIGH, _LOW), re.DOTALL)
-_LONE_ESCAPE_BYTES = 6
+_LONG_RUN = b"0" * _LEAST_DIGITS
+_NO_DIGIT = re.compile(rb"[^0]")
+_BEFORE_A_VALUE = b":[,"
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_LOW_ESCAPE = re.compile(rb"\\u[dD][c-fC-F]")
+_ESCAPE_BYTES = 6
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+_PIECE_BYTES = 2**16
+"""What is searched in one go: other threads wait meanwhile."""
 
 
 class Loaded(NamedTuple):
@@ -26,7 +32,7 @@ class Loaded(NamedTuple):
     replaced: int = 0
 
 
-def load(raw: bytes) -> Loaded:
+def load(raw: Raw) -> Loaded:
     """Raises orjson.JSONDecodeError for what is no JSON but for lone surrogates."""
     try:
         return Loaded(_with_exact_integers(raw, orjson.loads(raw)))
@@ -47,9 +53,8 @@ def load_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _with_exact_integers(raw: bytes, value: Any) -> Any:
-    # The plain search is fifty times as fast as the pattern, and other threads wait for either.
-    if b"0" * _LEAST_DIGITS not in raw.translate(_DIGITS_ALIKE) or _LONG_INTEGER.search(raw) is None:
+def _with_exact_integers(raw: Raw, value: Any) -> Any:
+    if not _has_long_integer(raw):
         return value
     try:
         return json.loads(raw)
@@ -57,19 +62,56 @@ def _with_exact_integers(raw: bytes, value: Any) -> Any:
         return value
 
 
-def _without_lone_surrogates(raw: bytes) -> tuple[bytes, int]:
-    replaced = 0
+def _has_long_integer(raw: Raw) -> bool:
+    """Whether a value may be one: runs of digits are found first, for they are rare. The end of each piece is seen
+    again with the next one, where only a run that begins behind its first byte is new."""
+    overlap = 2 * _LEAST_DIGITS
+    for end in range(_PIECE_BYTES, len(raw) + _PIECE_BYTES, _PIECE_BYTES):
+        start = max(0, end - _PIECE_BYTES - overlap)
+        piece = raw[start:end].translate(_DIGITS_ALIKE)
+        run = piece.find(_LONG_RUN)
+        while run >= 0:
+            if (run or not start) and _begins_a_value(raw, start + run):
+                return True
+            behind = _NO_DIGIT.search(piece, run)
+            run = piece.find(_LONG_RUN, behind.start()) if behind else -1
+    return False
 
-    def mend(escape: re.Match[bytes]) -> bytes:
-        nonlocal replaced
-        if len(escape[0]) != _LONE_ESCAPE_BYTES:  # a pair, or another escape
-            return escape[0]
-        replaced += 1
-        return b"\\ufffd"
 
-    mended = _ESCAPE.sub(mend, raw)
+def _begins_a_value(raw: Raw, place: int) -> bool:
+    """Whether the digit at `place` begins a number that is a value, or might be, for all that stands before it."""
+    before = place - 1
+    if before >= 0 and raw[before] == ord("-"):
+        before -= 1
+    while before >= 0 and raw[before] in b" \t\r\n":
+        before -= 1
+    return before < 0 or raw[before] in _BEFORE_A_VALUE
+
+
+def _without_lone_surrogates(raw: Raw) -> tuple[Raw, int]:
+    kept: list[Raw] = []
+    end = low = 0
+    for found in _SURROGATE_ESCAPE.finditer(raw):
+        start = found.start()
+        if start < low or _is_escaped(raw, start):
+            continue
+        if found[0][3] in b"89abAB" and _LOW_ESCAPE.match(raw, found.end()):
+            low = found.end() + _ESCAPE_BYTES
+            continue
+        kept += (raw[end:start], b"\\ufffd")
+        end = found.end()
+    replaced = len(kept) // 2
+    mended = b"".join((*kept, raw[end:])) if kept else raw
     mended, encoded = _ENCODED_SURROGATE.subn("\ufffd".encode(), mended)
     return mended, replaced + encoded
+
+
+def _is_escaped(raw: Raw, place: int) -> bool:
+    """Whether the backslash at `place` is itself what another one escapes."""
+    before = place
+    while before and raw[before - 1] == ord("\\"):
+        before -= 1
+    return (place - before) % 2 == 1
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

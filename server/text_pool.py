@@ -43,7 +43,7 @@ class _End(Generic[Result]):
     result: Result
 
 
-def _next_slice(work: Slices[Result]) -> _End[Result] | bool | None:
+def _next_slice(work: Slices[Result]) -> _End[Result] | bool:
     try:
         return next(work)
     except StopIteration as end:

@@ -66,22 +66,22 @@ def main(arguments: Sequence[str]) -> int:
     chosen = [act for act in acts() if options.only in f"{act.name} {act.path}"]
     try:
         with sigterm_as_ctrl_c(), private_daemon(_configuration(options.model)) as daemon:
-            baseline, results = measure(daemon, chosen)
+            baseline, results, after = measure(daemon, chosen)
     except KeyboardInterrupt:
         print("stopped; the daemon has ended", file=sys.stderr)
         return 130
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
-    _tell(f"{options.model}, load {os.getloadavg()[0]:.1f} at the end", baseline, results)
+    _tell(f"{options.model}, load {os.getloadavg()[0]:.1f} at the end", baseline, results, after)
     if options.json:
         found = {"baseline": asdict(baseline), "results": [asdict(result) for result in results]}
         options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0 if all(result.is_right for result in results) else 1
 
 
-def measure(daemon: PrivateDaemon, chosen: Sequence[Act]) -> tuple[Notice, list[Result]]:
-    """First nothing for some seconds, several times, then each act alone."""
+def measure(daemon: PrivateDaemon, chosen: Sequence[Act]) -> tuple[Notice, list[Result], Notice]:
+    """First nothing for some seconds, several times, then each act alone, then nothing again."""
     url = urlsplit(daemon.url)
     assert url.hostname is not None
     assert url.port is not None
@@ -98,7 +98,9 @@ def measure(daemon: PrivateDaemon, chosen: Sequence[Act]) -> tuple[Notice, list[
             for act in chosen:
                 results.append(_least(act, address, watch, baseline))
                 advance(1)
-    return baseline, results
+        then = watch.now()
+        time.sleep(_BASELINE_SECONDS)
+        return baseline, results, watch.since(then)
 
 
 def _least(act: Act, address: Address, watch: Watch, baseline: Notice) -> Result:
@@ -127,7 +129,7 @@ def _configuration(model: str) -> str:
     return to_toml(resolved.settings, resolved.origins)
 
 
-def _tell(title: str, baseline: Notice, results: Sequence[Result]) -> None:
+def _tell(title: str, baseline: Notice, results: Sequence[Result], after: Notice) -> None:
     table = Table(title=title)
     for column in ("request", "path", "answer", "s", "gap ms", "probe ms", "processor s", "MiB after"):
         table.add_column(column, justify="left" if column in ("request", "path", "answer") else "right")
@@ -136,6 +138,7 @@ def _tell(title: str, baseline: Notice, results: Sequence[Result]) -> None:
         answer = result.answer if result.is_right else f"WRONG: {result.answer}"
         figures = _figures(result.notice, baseline)
         table.add_row(result.name, result.path, answer, f"{result.seconds:.2f}", *figures)
+    table.add_row("none", "", "", "", *_figures(after, baseline))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     late = sum(is_late(result.notice, baseline) for result in results)
     wrong = sum(not result.is_right for result in results)

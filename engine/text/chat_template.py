@@ -157,7 +157,7 @@ class ChatTemplate:
                 pieces.append(piece)
                 if len(pieces) % _PIECES_IN_A_SLICE == 0:
                     watch.pause()
-                    yield
+                    yield False
                     watch.go_on()
         except ChatTemplateError:
             raise

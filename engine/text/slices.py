@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 Result = TypeVar("Result")
 
 LONG: Final = True
-"""What is yielded before a slice that may take seconds, for it cannot be cut: False or None before any other."""
+"""What is yielded before a slice that may take seconds, for it cannot be cut: False before any other."""
 
-Slices = Generator[bool | None, None, Result]
+Slices = Generator[bool, None, Result]
 """Work that stops before each further slice, and returns its result at the end."""
 
 

@@ -59,7 +59,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 def _prompt_of(engine: Engine, wanted: ChatCompletionRequest) -> Slices[Prompt]:
     messages, tools = wanted.messages_for_template(), wanted.tools_for_template()
-    yield
+    yield False
     return (yield from render_prompt(engine, messages, wanted.template_variables, tools))
 
 

@@ -72,7 +72,7 @@ def _read_prompts(engine: Engine, wanted: CompletionRequest) -> Slices[tuple[lis
             echoes.append("")
         else:
             echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
-        yield
+        yield False
     return prompts, echoes
 
 

@@ -59,8 +59,9 @@ async def _answer(request: Request, work: Slices[AnswerModel]) -> Response:
 
 def _written(work: Slices[AnswerModel]) -> Slices[bytes]:
     answer = yield from work
-    yield
-    return to_json(answer)
+    yield False
+    # Its fields as they are: pydantic would copy the tokens one by one, and other threads wait for that.
+    return to_json(vars(answer))
 
 
 def _wanted(body: dict[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
@@ -73,7 +74,7 @@ def _tokenized(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest
     token_ids = yield from _encode(engine, wanted)
     strings = None
     if wanted.return_token_strs:
-        yield
+        yield False
         strings = [engine.tokenizer.token_of(token_id) or "" for token_id in token_ids]
     return TokenizeAnswer(
         count=len(token_ids), max_model_len=engine.max_context_tokens, tokens=token_ids, token_strs=strings
@@ -101,7 +102,7 @@ def _encode(engine: Engine, wanted: TokenizeTextRequest | TokenizeChatRequest) -
 
 def _detokenized(tokenizer: Tokenizer, token_ids: list[int]) -> Slices[AnswerModel]:
     """Raises RequestError for an id that is no token's: the text would lack it in silence."""
-    yield
+    yield False
     for place, token_id in enumerate(token_ids):
         if tokenizer.token_of(token_id) is None:
             raise RequestError(f"tokens[{place}] is {token_id}, which is the id of no token", param=f"tokens[{place}]")

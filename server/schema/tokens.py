@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SkipValidation
 
 from server.schema.base import MAX_TOKEN_IDS, AnswerModel, AtMost, RequestModel
 from server.schema.chat import Conversation
@@ -34,8 +34,8 @@ class TokenizeAnswer(AnswerModel):
 
     count: int
     max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+    tokens: SkipValidation[list[int]]
+    token_strs: SkipValidation[list[str] | None]
 
 
 class DetokenizeRequest(RequestModel):

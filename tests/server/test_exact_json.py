@@ -1,13 +1,14 @@
 """JSON as it was written: long integers, and text with lone surrogates."""
 
 import json
+import sys
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.exact_json import load
+from server.exact_json import _PIECE_BYTES, load
 from tests.server.test_door import CHAT, HELLO
 
 VALUES = st.recursive(
@@ -33,6 +34,31 @@ def test_an_integer_beyond_64_bits_is_kept(number):
     }
 
 
+@pytest.mark.parametrize("length", [19, 20, 37, 38, 39, 60, 300])
+def test_an_integer_is_kept_wherever_the_pieces_of_a_search_end(length):
+    number = int("7" * length)
+    for place in range(-80, 4):
+        raw = b'{"a":"%s","b": -%d}' % (b"x" * (_PIECE_BYTES - 12 + place), number)
+        assert load(raw).value["b"] == -number
+
+
+@pytest.mark.parametrize("text", ["1234567890" * 300_000, "123456789012345678901 " * 100_000, "\\" * 500_000])
+def test_a_large_text_of_what_is_looked_for_costs_no_more_than_its_length(text):
+    calls = []
+    raw = b'{"a":"%s"}' % text.encode()
+
+    def count(_frame, event, _argument):
+        if event == "call":
+            calls.append(event)
+
+    sys.setprofile(count)
+    try:
+        assert load(raw).replaced == 0
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < len(raw) / 10
+
+
 @pytest.mark.parametrize(
     ("raw", "value", "replaced"),
     [
@@ -43,6 +69,8 @@ def test_an_integer_beyond_64_bits_is_kept(number):
         (rb'"\\ud800 \uD800"', "\\ud800 \ufffd", 1),
         (rb'"\\\ud800"', "\\\ufffd", 1),
         (b'"\xed\xa0\x80a"', "\ufffda", 1),
+        (rb'"\ud83d\u0041\uDE00\\\\ud83d"', "\ufffdA\ufffd\\\\ud83d", 2),
+        (rb'"\ud83d\\\ude00"', "\ufffd\\\ufffd", 2),
         (rb'["\ud800", 18446744073709551617]', ["\ufffd", 2**64 + 1], 1),
     ],
 )
