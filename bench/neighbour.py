@@ -106,9 +106,11 @@ def measure(folder: Path, rounds: int, workloads: dict[str, int]) -> list[Result
         with track(f"measuring {folder.name}", 2 * rounds, unit="rounds") as advance:
             for i in range(rounds):
                 names = [*workers][i % len(workers) :] + [*workers][: i % len(workers)]
+                _settle(workers, workloads)
                 _note(workers, names, workloads, alone)
                 advance(1)
                 with _busy_process():
+                    _settle(workers, workloads)
                     _note(workers, names, workloads, beside)
                 advance(1)
     return [_result(name, workload, alone, beside) for name in WAITING for workload in workloads]
@@ -116,6 +118,12 @@ def measure(folder: Path, rounds: int, workloads: dict[str, int]) -> list[Result
 
 def _round(worker: Worker, workloads: dict[str, int]) -> dict[str, float]:
     return {workload: worker.seconds(workload, amount) for workload, amount in workloads.items()}
+
+
+def _settle(workers: dict[str, Worker], workloads: dict[str, int]) -> None:
+    """Work that is not measured, for what suits itself to the cores does so while it works."""
+    for worker in workers.values():
+        _round(worker, workloads)
 
 
 def _note(

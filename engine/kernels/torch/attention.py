@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from engine.kernels import UNSCALED, KvScales
 from engine.kernels.torch.plan import Context, StepPlan
+from engine.kernels.torch.team import look
 
 FP8 = torch.float8_e4m3fn
 
@@ -84,6 +85,7 @@ def paged_attention(
         return out
     later = []
     for i in plan.prefills:
+        look()
         keys, values = _context_rows(kv_cache, plan.contexts[i])
         later.append(_attend_causal(q[plan.starts[i] : plan.starts[i + 1]], keys, values, scale))
     return torch.cat((out, *later)) if decodes or len(later) > 1 else later[0].contiguous()

@@ -12,6 +12,7 @@ from engine.kernels.torch import attention, conv, gated_delta, sampling
 from engine.kernels.torch.linear import TorchLinear, linear, prepare_linear
 from engine.kernels.torch.linear_trial import TRIALS
 from engine.kernels.torch.plan import StepPlan, make_plan
+from engine.kernels.torch.team import look
 from engine.weights.formats import LinearWeight
 
 
@@ -40,12 +41,14 @@ class TorchKernels:
 
     def linear(self, x: torch.Tensor, layer: PreparedLinear) -> torch.Tensor:
         assert isinstance(layer, TorchLinear), f"a layer prepared by another backend: {type(layer).__name__}"
+        look()
         return linear(x, layer)
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return F.embedding(token_ids.to(self.device), table).to(self.dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        look()
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
     def fused_add_rms_norm(
@@ -98,4 +101,5 @@ class TorchKernels:
     def _current_plan(self) -> StepPlan:
         if self._plan is None:
             raise RuntimeError("plan(layout) must come before the step's kernels")
+        look()
         return self._plan

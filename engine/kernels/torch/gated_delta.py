@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from engine.kernels import STATE_GRID_TOKENS
 from engine.kernels.torch.plan import Chunks, StepPlan
+from engine.kernels.torch.team import look
 
 _L2_EPS = 1e-6
 
@@ -112,6 +113,7 @@ def _prefill(
     out = torch.empty_like(within.new_values)
     first = 0
     for step, active in enumerate(chunks.active):
+        look()
         last = first + active * Hv
         _scan_step(flat_state[: active * Hv], within.rows(first, last), out[first:last])
         for rank, slot in chunks.captures[step]:
