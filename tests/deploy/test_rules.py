@@ -19,6 +19,7 @@ ALERTS = {
     "RequestsRefused",
     "FirstTokenSlow",
     "QueueSaturated",
+    "ConnectionsRefused",
     "EventLogLosesLines",
     "FireDrillLeftOn",
 }
