@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
+from cache.held import Held
 from cache.pools import Lease
 from cache.ranking import Ranking
 from cache.regret import Regret
 from cache.replicas import Replica
 from cache.returns import ReturnRates
 from cache.tree import Node, PrefixTree, Tokens
-from cache.types import CheckpointKind, LossReason
+from cache.types import CheckpointKind, LossReason, Tier
 
 
 class Checkpoint:
@@ -128,13 +128,15 @@ class Checkpoint:
 class Line:
     """Those that hold units of one pool, in the order in which they give way: first the ones that may go at once."""
 
-    def __init__(self, rates: ReturnRates, regret: Regret) -> None:
+    def __init__(self, rates: ReturnRates, regret: Regret, held: Held | None = None) -> None:
+        """`held` is where others count the pool's units by namespace; without it each entry here is one."""
+        self.held = Held() if held is None else held
+        self._counts_entries = held is None
         self.ready = Ranking(rates, regret)
         self.others = Ranking(rates, regret)
         self.ready_weight = 0
         """Pages on the device that those in `ready` hold; shared ones count for each."""
         self._weights: dict[int, int] = {}
-        self._by_namespace: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.others)
@@ -144,13 +146,11 @@ class Line:
         for ranking in (self.ready, self.others):
             if checkpoint in ranking:
                 ranking.remove(checkpoint)
-                self._by_namespace[checkpoint.namespace] -= 1
-                if not self._by_namespace[checkpoint.namespace]:
-                    del self._by_namespace[checkpoint.namespace]
+                self._count(checkpoint, -1)
         self.ready_weight -= self._weights.pop(checkpoint.number, 0)
         if not holds or checkpoint.pins:
             return
-        self._by_namespace[checkpoint.namespace] += 1
+        self._count(checkpoint, 1)
         if is_ready:
             self._weights[checkpoint.number] = checkpoint.device_pages
             self.ready_weight += checkpoint.device_pages
@@ -161,22 +161,9 @@ class Line:
     def __contains__(self, checkpoint: Checkpoint) -> bool:
         return checkpoint in self.ready or checkpoint in self.others
 
-    def favours(self, checkpoint: Checkpoint, over: str) -> bool:
-        """Whether it is not to give way to another namespace: its own has no more than an equal share, and that one no
-        less."""
-        own = checkpoint.namespace
-        if own == over or self.namespaces < 2:
-            return False
-        share = len(self) / self.namespaces
-        return self.count(own) <= share <= self.count(over)
-
-    def count(self, namespace: str) -> int:
-        return self._by_namespace[namespace]
-
-    @property
-    def namespaces(self) -> int:
-        """How many have an entry here."""
-        return len(self._by_namespace)
+    def _count(self, checkpoint: Checkpoint, change: int) -> None:
+        if self._counts_entries:
+            self.held.change(checkpoint.namespace, change)
 
     def first(self, now: float, namespace: str | None = None) -> Checkpoint | None:
         """The next to give way; None when every one is pinned."""
@@ -191,9 +178,11 @@ class CheckpointStore:
     def __init__(self) -> None:
         self.rates = ReturnRates()
         self.regret = Regret()
+        self.held = {Tier.DEVICE: Held(), Tier.HOST: Held()}
+        """Units of pages, and in host memory of states too, by namespace; the trees count the pages."""
         self.slots = Line(self.rates, self.regret)
-        self.pages = Line(self.rates, self.regret)
-        self.host = Line(self.rates, self.regret)
+        self.pages = Line(self.rates, self.regret, self.held[Tier.DEVICE])
+        self.host = Line(self.rates, self.regret, self.held[Tier.HOST])
         self._all: dict[int, Checkpoint] = {}
         self._next_number = 1
 

@@ -84,6 +84,7 @@ class Demotions:
             if demotion.state is not None:
                 demotion.state.rename(Holder(UnitState.CACHED, checkpoint.name))
                 checkpoint.host_state = demotion.state
+                tiers.store.held[Tier.HOST].change(checkpoint.namespace, len(demotion.state))
             checkpoint.is_in_host = True
             tiers.stats.checkpoints_demoted += 1
         elif demotion.state is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cache.checkpoints import Checkpoint
+from cache.held import Held
 from cache.tree import NodeCounts, PrefixTree
-from cache.types import CacheOptions
+from cache.types import CacheOptions, Tier
 
 
 class Ghosts:
@@ -15,7 +16,9 @@ class Ghosts:
     it. It also owns the trees, for the last ghost of a namespace takes its tree along.
     """
 
-    def __init__(self, options: CacheOptions) -> None:
+    def __init__(self, options: CacheOptions, held: Mapping[Tier, Held]) -> None:
+        """`held` is what the trees count their pages in."""
+        self._held = held
         self.trees: dict[str, PrefixTree] = {}
         self.counts = NodeCounts()
         self._page_size = options.page_size
@@ -36,7 +39,7 @@ class Ghosts:
         """The namespace's tree, made when it is missing."""
         tree = self.trees.get(namespace)
         if tree is None:
-            tree = self.trees[namespace] = PrefixTree(self._page_size, self.counts)
+            tree = self.trees[namespace] = PrefixTree(self._page_size, self.counts, namespace, self._held)
         return tree
 
     def add(self, checkpoint: Checkpoint) -> None:

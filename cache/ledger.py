@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cache.checkpoints import Checkpoint
 from cache.context import ContextCache
+from cache.held import Held
 from cache.pools import Lease, Pool
 from cache.replicas import Replica
 from cache.tiers import Tiers
@@ -47,6 +48,7 @@ def check(cache: ContextCache) -> list[str]:
         *_check_leases(cache),
         *_check_trees(cache),
         *_check_ghosts(tiers),
+        *_check_held(cache),
         *(f"{c.name} stands in the wrong line" for c in tiers.store.misplaced()),
         *(line for c in tiers.store if (line := _check_place(c, tiers.options.has_state)) is not None),
     ]
@@ -251,6 +253,24 @@ def _check_ghosts(tiers: Tiers) -> list[str]:
     if strays:
         violations.append(f"{strays} places in line are taken by checkpoints that are not live")
     return violations
+
+
+def _check_held(cache: ContextCache) -> list[str]:
+    """Each namespace is on record with what it keeps."""
+    found = {tier: Held() for tier in cache.tiers.store.held}
+    for namespace, tree in cache.tiers.ghosts.trees.items():
+        for node in tree.nodes():
+            found[Tier.DEVICE].change(namespace, int(node.page is not None))
+            found[Tier.HOST].change(namespace, int(node.host is not None))
+    for c in _residents(cache):
+        state = 0 if c.host_state is None else len(c.host_state)
+        found[Tier.DEVICE].change(c.namespace, int(c.tail_page is not None))
+        found[Tier.HOST].change(c.namespace, int(c.host_tail is not None) + state)
+    return [
+        f"{held.total} units in {tier} memory on record, by namespace, {found[tier].total} found"
+        for tier, held in cache.tiers.store.held.items()
+        if held.by_namespace() != found[tier].by_namespace()
+    ]
 
 
 def _check_place(c: Checkpoint, has_state: bool) -> str | None:

@@ -132,6 +132,7 @@ class Retention:
         used = [checkpoint, *(c for c in self._ancestors(checkpoint, tokens) if c.kind.is_shared)]
         for each in used:
             each.uses += 1 if each is checkpoint else 0
+            each.tree.has_returns = True
             each.last_used_at = now
             each.is_refused = False
             if each is checkpoint or not each.is_one_lines:

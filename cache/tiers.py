@@ -58,7 +58,7 @@ class Tiers:
         self.host_states = 0
         """State images that take up host memory, those under way to it included."""
         self.store = CheckpointStore()
-        self.ghosts = Ghosts(options)
+        self.ghosts = Ghosts(options, self.store.held)
         self.copied_pages = 0
         """Cached pages on the device that stay there, because they are copied to host memory; shared ones count for
         each."""
@@ -118,7 +118,7 @@ class Tiers:
             found = line.first(self.now)
             if found is None or not self.refresh(found):
                 break
-        if found is None or namespace is None or not line.favours(found, over=namespace):
+        if found is None or namespace is None or not line.held.favours(found.namespace, over=namespace):
             return found
         return line.first(self.now, namespace) or found
 
@@ -286,6 +286,8 @@ class Tiers:
             return
         checkpoint.is_in_host = False
         state, checkpoint.host_state = checkpoint.host_state, None
+        if state is not None:
+            self.store.held[Tier.HOST].change(checkpoint.namespace, -len(state))
         if state is not None and Fault.LEAK_HOST_STATE not in self.faults:
             self.close_host_state(state)
         tail = checkpoint.host_tail
@@ -306,8 +308,9 @@ class Tiers:
 
     def make_host_room(self, units: int, states: int, candidate: Checkpoint) -> bool:
         """Room for `candidate`: first at the cost of copies of what is on the device, then of what is worth less than
-        it and has its share. False, and nobody has left, when what is there is worth more, or in use; what is
-        superseded is worth no more than what is there."""
+        it and has its share, then of whose namespace has more than its share where the candidate's has less. False, and
+        nobody has left, when what is there is worth more, or in use; what is superseded is worth no more than what is
+        there."""
         line, order, before = self.store.host, self.order(candidate), self._free()
         while not self.has_host_room(units, states):
             victims = [] if candidate.is_superseded else self._host_victims(units, states, candidate)
@@ -328,6 +331,9 @@ class Tiers:
         freed, victims = _Freed(), list[Checkpoint]()
         while not self.has_host_room(units - freed.units, states - freed.states):
             victim = self._host_victim(candidate)
+            is_of_its_own = victim is not None and victim.namespace == candidate.namespace and not victim.is_superseded
+            if victim is None or is_of_its_own:
+                victim = self._owed_in_host(candidate, units) or victim
             if victim is None:
                 break
             freed.add(victim)
@@ -361,7 +367,7 @@ class Tiers:
         """Of what host memory alone has, what is worth least and may give way to that namespace."""
         line = self.store.host
         least = line.others.least(self.now)
-        if isinstance(least, Checkpoint) and line.favours(least, over=namespace):
+        if isinstance(least, Checkpoint) and line.held.favours(least.namespace, over=namespace):
             least = line.others.least(self.now, namespace)
         return least if isinstance(least, Checkpoint) else None
 
@@ -369,7 +375,26 @@ class Tiers:
         if checkpoint.is_superseded:
             return False
         least = self._least_in_host(checkpoint.namespace)
-        return least is not None and self.order(least) < self.order(checkpoint)
+        if least is not None and self.order(least) < self.order(checkpoint):
+            return True
+        return self._owed_in_host(checkpoint, self._units_of_copy(checkpoint)) is not None
+
+    def _units_of_copy(self, checkpoint: Checkpoint) -> int:
+        """Of host memory, were all of it copied there."""
+        return checkpoint.device_pages + (0 if checkpoint.slot is None else self.options.host_units_per_state)
+
+    def _owed_in_host(self, checkpoint: Checkpoint, units: int) -> Checkpoint | None:
+        """What is worth least to the namespace that keeps most of host memory, where it gives way to a namespace below
+        its share, whatever either is worth: who has long prompts would have all of it. A namespace to which nobody
+        returned has no such right, or whoever takes a new name for each request would have it all."""
+        if checkpoint.is_superseded or not checkpoint.tree.has_returns:
+            return None
+        line = self.store.host
+        owing = line.held.owing(checkpoint.namespace, units, self.host.capacity)
+        if owing is None:
+            return None
+        least = line.others.least(self.now, owing) or line.ready.least(self.now, owing)
+        return least if isinstance(least, Checkpoint) else None
 
     def is_anchor_worth_less(self, kind: CheckpointKind) -> bool:
         """Whether a fresh anchor, which nobody has used yet, would drive out what is worth more."""

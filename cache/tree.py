@@ -4,11 +4,12 @@ decide. A node without a replica is a ghost: known, and not kept."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from cache.held import Held
 from cache.replicas import Replica
 from cache.types import Tier
 
@@ -133,10 +134,21 @@ class NodeCounts:
 class PrefixTree:
     """All that is known under one namespace. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(self, page_size: int, counts: NodeCounts | None = None) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        counts: NodeCounts | None = None,
+        namespace: str = "",
+        held: Mapping[Tier, Held] | None = None,
+    ) -> None:
+        """What all trees count together: their nodes, and the pages of each namespace by tier."""
         self.page_size = page_size
         self.root = Node(None, ())
         self.counts = counts or NodeCounts()
+        self.has_returns = False
+        """Whether a request ever went on from what another had left here."""
+        self._namespace = namespace
+        self._held = held or {tier: Held() for tier in Tier}
 
     # -- looking
 
@@ -264,9 +276,12 @@ class PrefixTree:
 
     def change_tail(self, checkpoint: Checkpoint, change: Callable[[], None]) -> None:
         """Let `change` alter which replicas the checkpoint's tail page has, and keep the sorted keys in step."""
-        had = checkpoint.tail_copy is not None
+        had, before = checkpoint.tail_copy is not None, _tails(checkpoint)
         change()
         has, node = checkpoint.tail_copy is not None, checkpoint.node
+        for tier, count in _tails(checkpoint).items():
+            if count != before[tier]:
+                self._held[tier].change(self._namespace, count - before[tier])
         if had is not has and node.checkpoints.get(checkpoint.tail) is checkpoint:
             _remove(node.keys if had else node.ghost_keys, checkpoint.tail)
             insort(node.keys if has else node.ghost_keys, checkpoint.tail)
@@ -277,6 +292,7 @@ class PrefixTree:
             node.page = replica
         else:
             node.host = replica
+        self._held[tier].change(self._namespace, -1 if replica is None else 1)
         if node.is_ghost is was_ghost or parent is None:
             return
         self.counts.ghosts += 1 if node.is_ghost else -1
@@ -299,6 +315,10 @@ class PrefixTree:
             return child.copy
         checkpoint = node.checkpoints.get(key)
         return checkpoint.tail_copy if checkpoint is not None else None
+
+
+def _tails(checkpoint: Checkpoint) -> dict[Tier, int]:
+    return {Tier.DEVICE: int(checkpoint.tail_page is not None), Tier.HOST: int(checkpoint.host_tail is not None)}
 
 
 def _remove(keys: list[Tokens], key: Tokens) -> None:

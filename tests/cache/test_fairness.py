@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache import Frontier
+from cache import Frontier, Tier
 from tests.cache.house import CLOSURE, House
 
 
@@ -86,4 +86,47 @@ def test_namespaces_are_counted_whether_their_entries_may_go_at_once_or_not():
     house.serve(range(6), 5, namespace="loud")
     line = house.cache.tiers.store.slots
     assert [len(ranking) for ranking in (line.ready, line.others)] == [1, 1]
-    assert (line.namespaces, line.count("quiet"), line.count("loud"), line.count("nobody")) == (2, 1, 1, 0)
+    assert (len(line.held), line.held["quiet"], line.held["loud"], line.held["nobody"]) == (2, 1, 1, 0)
+
+
+def keep_two_turns_in_host(house, prompt, namespace):
+    half = len(prompt) // 2
+    house.serve(prompt[:half], half - 1, namespace=namespace)
+    house.demote()
+    house.keep_in_host(prompt, len(prompt) - 1, namespace=namespace)
+
+
+@pytest.mark.parametrize("is_large_first", [True, False])
+def test_shares_of_host_memory_are_of_its_units_whatever_an_entry_takes(is_large_first):
+    """One client's entries take 100 units each, the other's 31; together they are more than there is."""
+    house = House(kv_pages=200, state_slots=9, host_units=400)
+    large = {"large": [range(1000 * n, 1000 * n + 393) for n in range(1, 5)]}
+    small = {"small": [range(1000 * n, 1000 * n + 117) for n in range(11, 17)]}
+    for namespace, prompts in (large | small if is_large_first else small | large).items():
+        for prompt in prompts:
+            keep_two_turns_in_host(house, prompt, namespace)
+    assert [house.reused(prompt, "small") for prompt in small["small"]] == [116] * 6
+    assert sum(house.reused(prompt, "large") == 392 for prompt in large["large"]) == 2
+
+
+def test_what_was_asked_for_once_has_no_right_to_a_share():
+    """Who takes a new name for each request would have all of it."""
+    house = House(kv_pages=200, state_slots=9, host_units=400)
+    prompts = [range(1000 * n, 1000 * n + 393) for n in range(1, 5)]
+    for prompt in prompts:
+        keep_two_turns_in_host(house, prompt, "person")
+    for n in range(11, 31):
+        house.keep_in_host(range(1000 * n, 1000 * n + 117), 116, namespace=f"salt {n}")
+    assert [house.reused(prompt, "person") for prompt in prompts] == [392] * 4
+
+
+def test_pages_that_many_entries_share_are_held_once():
+    house = House(kv_pages=200, state_slots=9, host_units=400)
+    for last in range(3):
+        house.serve((*range(40), 1000 + last, 0), 41, namespace="shares")
+    house.serve(range(5000, 5081), 80, namespace="does not")
+    while house.demote():
+        pass
+    store = house.cache.tiers.store
+    assert store.held[Tier.DEVICE].by_namespace() == {"shares": 10 + 3, "does not": 20}
+    assert store.held[Tier.HOST].by_namespace() == {"shares": 10 + 3 + 3 * 2, "does not": 20 + 2}
