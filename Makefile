@@ -50,7 +50,7 @@ bench: $(VENV)/.dev
 
 # The tests that take minutes.
 slow: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --timeout 7200 $(ARGS)
 
 # The real daemon under load with pools that overflow all the time; a plot of it is left in runs/soak.
 soak: $(VENV)/.dev
