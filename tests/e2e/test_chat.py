@@ -71,7 +71,8 @@ def terminal(*flags: str, **variables: str):
 
 
 def test_a_terminal_shows_who_answers_what_it_cost_and_takes_commands(daemon):
-    with terminal("--url", daemon.url.removeprefix("http://"), "--max-tokens", "5", NO_COLOR="1", TERM="dumb") as chat:
+    flags = ("--url", daemon.url.removeprefix("http://"), "--max-tokens", "5", "--temperature", "0")
+    with terminal(*flags, NO_COLOR="1", TERM="dumb") as chat:
         banner = chat.read_until(PROMPT)
         assert f"tiny at {daemon.url}" in banner
         assert "/help" in banner
@@ -97,7 +98,7 @@ def test_a_terminal_shows_who_answers_what_it_cost_and_takes_commands(daemon):
 
 
 def test_ctrl_c_stops_an_answer_and_a_second_one_ends(daemon):
-    with terminal("--url", daemon.url, "--max-tokens", str(LONG)) as chat:
+    with terminal("--url", daemon.url, "--max-tokens", str(LONG), "--temperature", "0") as chat:
         chat.read_until(PROMPT)
         chat.type("Hello\n")
         chat.read_until("Hello\n")
@@ -118,14 +119,14 @@ def test_a_model_can_be_talked_to_through_the_daemon(daemon):
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(daemon):
-    command = [sys.executable, "-u", "-m", "server", "chat", "--url", daemon.url, "--max-tokens", str(LONG)]
+    flags = ["--url", daemon.url, "--max-tokens", str(LONG), "--temperature", "0"]
+    command = [sys.executable, "-u", "-m", "server", "chat", *flags]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         process.stdin.write("Hello\n")
         process.stdin.flush()
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        while not process.stdout.readline().endswith("(stopped)\n"):
-            pass
+        assert any(line.endswith("(stopped)\n") for line in iter(process.stdout.readline, ""))
         process.stdin.close()
         assert process.wait(PATIENCE_SECONDS) == 0
 
