@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 
 from engine.catalog import resolve_model
 from engine.errors import SourceUnreachableError
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell starts what runs behind it. Programs that tests start and end by Ctrl-C would inherit it, and run on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
