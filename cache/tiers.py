@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 
 from cache.checkpoints import Checkpoint, CheckpointStore, Line
 from cache.faults import Fault, Faults
+from cache.freed import Freed
 from cache.ghosts import Ghosts
 from cache.pools import Holder, Lease, Pool
 from cache.replicas import Replica
@@ -21,28 +21,6 @@ _REFRESHES = 4
 _MOST_NODES_BELOW = 4096
 
 Order = tuple[bool, bool, float, int]
-
-
-class _Freed:
-    """What host memory would get back from some checkpoints, were they to leave it. Mutable."""
-
-    def __init__(self) -> None:
-        self.units = 0
-        self.states = 0
-        self._let_go: Counter[int] = Counter()
-
-    def add(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.host_state is not None:
-            self.units += len(checkpoint.host_state)
-            self.states += 1
-        self.units += 0 if checkpoint.host_tail is None else 1
-        node = checkpoint.node
-        while node.parent is not None:
-            self._let_go[id(node)] += 1
-            if self._let_go[id(node)] < node.host_holds:
-                return
-            self.units += 1
-            node = node.parent
 
 
 class Tiers:
@@ -328,7 +306,7 @@ class Tiers:
 
     def _host_victims(self, units: int, states: int, candidate: Checkpoint) -> list[Checkpoint]:
         """Who has to leave host memory for `candidate`; none when not enough of them may. All are still there."""
-        freed, victims = _Freed(), list[Checkpoint]()
+        freed, victims = Freed(), list[Checkpoint]()
         while not self.has_host_room(units - freed.units, states - freed.states):
             victim = self._host_victim(candidate)
             is_of_its_own = victim is not None and victim.namespace == candidate.namespace and not victim.is_superseded
