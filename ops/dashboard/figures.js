@@ -2,7 +2,7 @@
 
 import { byId, element, setText, syncChildren } from "./dom.js";
 import { summary } from "./record.js";
-import { lastWords, reuseWindow, state, total } from "./state.js";
+import { reuseWindow, state, total } from "./state.js";
 import { age, count, duration, NONE, percent, plural } from "./words.js";
 
 export function showFigures(nowMs) {
@@ -24,6 +24,7 @@ function figures(nowMs) {
   const ended = state.requests.map(summary).filter(({ ttft, startedMs }) => ttft !== null && startedMs >= nowMs - state.spanSeconds * 1000);
   const hits = ended.filter(({ path }) => path !== "root");
   const roots = ended.filter(({ path }) => path === "root");
+  const newest = `of the newest ${plural(ended.length, "answer")}`; // as many as are kept
   const interval = `tokens/s, last ${age(state.intervalSeconds)}`;
   return [
     ["Running", count(state.cache?.requests_running ?? last?.scheduler.running), "requests, now"],
@@ -32,8 +33,8 @@ function figures(nowMs) {
     ["Prefill", perSecond(last, "prefill"), interval],
     ["Reused", could > 0 ? percent(did / could) : NONE, `of the achievable, ${words}`],
     ["From the cache", did + computed > 0 ? percent(did / (did + computed)) : NONE, `of all prompt tokens, ${words}`],
-    ["TTFT, hit", duration(median(hits.map(({ ttft }) => ttft))), `median of ${plural(hits.length, "answer")}, ${lastWords()}`],
-    ["TTFT, root", duration(median(roots.map(({ ttft }) => ttft))), `median of ${plural(roots.length, "answer")}, ${lastWords()}`],
+    ["TTFT, hit", duration(median(hits.map(({ ttft }) => ttft))), `median, ${hits.length} ${newest}`],
+    ["TTFT, root", duration(median(roots.map(({ ttft }) => ttft))), `median, ${roots.length} ${newest}`],
   ];
 }
 

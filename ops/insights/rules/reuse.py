@@ -73,7 +73,7 @@ def say_reuse(watches: Sequence[ReuseWatch], scopes: int, snapshot: EngineSnapsh
     is_collapsed = watch.state is ReuseState.COLLAPSED
     return Finding(
         severity=Severity.CRITICAL if is_collapsed else Severity.WARNING,
-        title="Prompts are no longer reused" if is_collapsed else "Less of the prompts is reused than should be",
+        title="Reuse has collapsed" if is_collapsed else "Less of the prompts is reused than should be",
         statement=_say_lost(watch, scopes, note),
         evidence=_evidence(watch),
         measured_over=_measured_over(watch),
