@@ -196,6 +196,8 @@ class Daemon:
         if self._engine is not None:
             now = self._engine.snapshot()
             left = now.running + now.waiting
+            # What came about since the last look is told too.
+            self.operations.tick(now, self.health())
             await self._engine.stop()
         self.text_pool.close()
         self.operations.changes.happened()

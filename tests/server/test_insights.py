@@ -6,7 +6,7 @@ import json
 import pytest
 from pydantic import SecretStr
 
-from cache import ReuseReport
+from cache import Fault, ReuseReport
 from engine.events import ReuseDecided
 from server.app import create_app
 from server.settings import OpsSettings
@@ -214,3 +214,19 @@ async def test_an_event_log_has_what_happened_and_nothing_of_what_was_said(setti
         "/v1/chat/completions",
     )
     assert "marker-of-a-prompt" not in path.read_text()
+
+
+async def test_what_came_about_since_the_last_look_is_told_before_the_end(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("server.daemon._TICK_SECONDS", 1e6)
+    path = tmp_path / "events.jsonl"
+    app = create_app(settings.model_copy(update={"ops": OpsSettings(event_log=str(path))}))
+    daemon = app.state.daemon
+    await daemon.start()
+    engine = daemon.engine
+    await engine.set_faults(frozenset({Fault.REFUSE_PUBLISH}))
+    daemon.operations.tick(engine.snapshot(), daemon.health())
+    await engine.set_faults(frozenset())
+    await daemon.stop()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [(line["event"], line["insight"]["id"]) for line in lines if line["event"].startswith("insight")]
+    assert told == [("insight_opened", "engine.fire_drill"), ("insight_cleared", "engine.fire_drill")]
