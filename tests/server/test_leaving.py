@@ -1,6 +1,7 @@
 """A request that breaks off ends its answers, wherever the daemon was at that moment."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -45,15 +46,17 @@ async def test_a_client_may_leave_at_any_turn_of_the_event_loop(served, body):
     app, engine, answers = served
     began = 0
     async with client_of(app) as client, asyncio.timeout(PATIENCE_SECONDS):
-        for turns in range(MOST_TURNS):
+        for turns in itertools.count():
             asking = asyncio.create_task(client.post(CHAT, json=body))
             for _ in range(turns):
-                await asyncio.sleep(0)
+                # Beyond the usual turns only where the threads that the request needs have hardly a core.
+                await (asyncio.sleep(0) if turns < MOST_TURNS else let_it_work())
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
             began += await rest(engine)
-    assert began > 3
+            if turns >= MOST_TURNS and began > 3:
+                break
     assert engine.snapshot().decode_tokens_total < 100 * len(answers)
 
 
