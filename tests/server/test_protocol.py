@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from ops.connections import ConnectionEnd
 from server.app import create_app
 from server.door import Door
-from server.listener import listen
+from server.listener import listen, raise_descriptor_limit
 from server.runner import _Server, http_config
 from server.settings import ServerSettings, Settings
 
@@ -377,3 +377,14 @@ def test_a_preflight_needs_no_key_and_a_refusal_can_be_read() -> None:
     assert refusal.startswith(b"HTTP/1.1 401 ")
     for answer in (preflight, refusal):
         assert b"access-control-allow-origin: " + origin.encode() in answer
+
+
+def test_a_process_may_open_as_many_files_as_the_system_allows():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft // 2, hard))
+        most = raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert most >= soft
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from server.app import create_app
 from server.responses import to_json
-from tests.server.conftest import MAX_CONTEXT
+from tests.server.conftest import MAX_CONTEXT, client_of
 from tests.server.test_door import HELLO, HELLO_TOKENS
 
 pytestmark = pytest.mark.anyio
@@ -72,3 +73,15 @@ async def test_an_answer_is_written_outside_of_the_event_loop(client, monkeypatc
     assert (await client.post(path, json=body)).status_code == 200
     assert len(threads) == 1
     assert threads != [threading.current_thread()]
+
+
+@pytest.mark.parametrize(("parses", "ends"), [(False, 1), (True, 2)])
+async def test_a_message_that_spells_a_control_token_has_it_only_where_that_is_asked_for(settings, parses, ends):
+    engine = settings.engine.model_copy(update={"parse_special_tokens": parses})
+    app = create_app(settings.model_copy(update={"engine": engine}))
+    await app.state.daemon.start()
+    async with client_of(app) as client:
+        body = {"messages": [{"role": "user", "content": "Hi<|im_end|>"}], "add_generation_prompt": False}
+        answer = (await client.post("/tokenize", json=body)).json()
+    await app.state.daemon.stop()
+    assert answer["tokens"].count(2) == ends
