@@ -141,8 +141,8 @@ class Demotions:
         tiers = self._tiers
         ready = line.ready.least(tiers.now)
         if isinstance(ready, Checkpoint) and ready.is_refused and ready.is_whole_on_device and not ready.is_in_host:
-            fits = tiers.has_host_room(self._units_of(ready, _missing(ready)), self._states_of(ready))
-            if fits or tiers.is_worth_more_than_the_least_in_host(ready):
+            units = self._units_of(ready, _missing(ready))
+            if tiers.has_host_room(units, self._states_of(ready)) or tiers.may_displace_in_host(ready, units):
                 ready.is_refused = False
                 tiers.store.place(ready)
                 return ready

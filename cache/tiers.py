@@ -349,17 +349,14 @@ class Tiers:
             least = line.others.least(self.now, namespace)
         return least if isinstance(least, Checkpoint) else None
 
-    def is_worth_more_than_the_least_in_host(self, checkpoint: Checkpoint) -> bool:
+    def may_displace_in_host(self, checkpoint: Checkpoint, units: int) -> bool:
+        """Whether anything in host memory would give way to it, whose copy takes so many units."""
         if checkpoint.is_superseded:
             return False
         least = self._least_in_host(checkpoint.namespace)
         if least is not None and self.order(least) < self.order(checkpoint):
             return True
-        return self._owed_in_host(checkpoint, self._units_of_copy(checkpoint)) is not None
-
-    def _units_of_copy(self, checkpoint: Checkpoint) -> int:
-        """Of host memory, were all of it copied there."""
-        return checkpoint.device_pages + (0 if checkpoint.slot is None else self.options.host_units_per_state)
+        return self._owed_in_host(checkpoint, units) is not None
 
     def _owed_in_host(self, checkpoint: Checkpoint, units: int) -> Checkpoint | None:
         """What is worth least to the namespace that keeps most of host memory, where it gives way to a namespace below

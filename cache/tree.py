@@ -134,21 +134,15 @@ class NodeCounts:
 class PrefixTree:
     """All that is known under one namespace. Mutable: only the engine loop's task may touch it."""
 
-    def __init__(
-        self,
-        page_size: int,
-        counts: NodeCounts | None = None,
-        namespace: str = "",
-        held: Mapping[Tier, Held] | None = None,
-    ) -> None:
+    def __init__(self, page_size: int, counts: NodeCounts, namespace: str, held: Mapping[Tier, Held]) -> None:
         """What all trees count together: their nodes, and the pages of each namespace by tier."""
         self.page_size = page_size
         self.root = Node(None, ())
-        self.counts = counts or NodeCounts()
+        self.counts = counts
         self.has_returns = False
         """Whether a request ever went on from what another had left here."""
         self._namespace = namespace
-        self._held = held or {tier: Held() for tier in Tier}
+        self._held = held
 
     # -- looking
 

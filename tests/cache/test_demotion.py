@@ -239,7 +239,7 @@ def test_planning_ends_when_what_is_wanted_in_host_memory_finds_no_room_there(mo
         cache.finish(lease, prompt, 9, float(number))
     asked = []
     monkeypatch.setattr(cache.tiers, "make_host_room", lambda *_: asked.append(1))
-    monkeypatch.setattr(cache.tiers, "is_worth_more_than_the_least_in_host", lambda _: True)
+    monkeypatch.setattr(cache.tiers, "may_displace_in_host", lambda *_: True)
     assert cache.plan_demotions(10.0, 1000) == []
     assert 1 <= len(asked) <= 4
 
