@@ -99,8 +99,7 @@ def measure(folder: Path, rounds: int, workloads: dict[str, int]) -> list[Result
     """Each way to wait and each workload, alone and beside, `rounds` times; who goes first changes with each round."""
     with ExitStack() as stack:
         workers = {name: stack.enter_context(Worker(folder, added)) for name, added in WAITING.items()}
-        for worker in workers.values():
-            _round(worker, workloads)  # it loads the model, and warms up
+        _settle(workers, workloads)  # they load the model, and warm up
         alone: dict[tuple[str, str], list[float]] = {}
         beside: dict[tuple[str, str], list[float]] = {}
         with track(f"measuring {folder.name}", 2 * rounds, unit="rounds") as advance:

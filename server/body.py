@@ -13,15 +13,12 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from server.errors import ApiError, from_validation
-from server.exact_json import Loaded, Raw, load
+from server.exact_json import PIECE_BYTES, Loaded, Raw, load
 from server.limits import MAX_CONTAINERS, MAX_DEPTH, MAX_KEYS, MAX_STRINGS, BodyLimits
 from server.schema.dialects import in_own_names
 
 _SMALL_BYTES = 2**15
 """A body of this size is read in a few milliseconds whatever it holds: not worth another thread."""
-
-_PIECE_BYTES = 2**16
-"""What is looked at in one go: each pass over it takes some tens of microseconds."""
 
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 _ALL_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -136,9 +133,9 @@ def _pieces(raw: Raw) -> Iterator[Raw]:
     """Other threads have their turn between two of them; none ends inside of an escape."""
     start = 0
     while start < len(raw):
-        piece = raw[start : start + _PIECE_BYTES]
+        piece = raw[start : start + PIECE_BYTES]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = raw[start : start + _PIECE_BYTES + 1]
+            piece = raw[start : start + PIECE_BYTES + 1]
         yield piece
         start += len(piece)
 

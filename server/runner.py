@@ -33,8 +33,8 @@ _CLOSING_SHARE = 0.2
 """Of the time to end in, what is left for the last step and for connections to carry off the last bytes."""
 
 _SWITCH_SECONDS = 0.0001
-"""For how long a thread may keep the interpreter's lock where others want it: a tenth of Python's own default. Each of
-the engine's operations gives it back and asks for it again, so beside a thread that reads a large body a step of a
+"""For how long a thread may keep the interpreter's lock where others want it: a fiftieth of Python's own default. Each
+of the engine's operations gives it back and asks for it again, so beside a thread that reads a large body a step of a
 hundred of them would wait a hundred times as long as this."""
 
 _KEEP_ALIVE_S = 75

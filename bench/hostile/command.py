@@ -88,19 +88,18 @@ def measure(daemon: PrivateDaemon, chosen: Sequence[Act]) -> tuple[Notice, list[
     address = url.hostname, url.port
     results = []
     with Watch(address, daemon.pid) as watch:
-        quiet = []
-        for _ in range(_TRIES):
-            then = watch.now()
-            time.sleep(_BASELINE_SECONDS)
-            quiet.append(watch.since(then))
-        baseline = reduce(Notice.least, quiet)
+        baseline = reduce(Notice.least, [_do_nothing(watch) for _ in range(_TRIES)])
         with track("hostile requests", len(chosen), unit="requests") as advance:
             for act in chosen:
                 results.append(_least(act, address, watch, baseline))
                 advance(1)
-        then = watch.now()
-        time.sleep(_BASELINE_SECONDS)
-        return baseline, results, watch.since(then)
+        return baseline, results, _do_nothing(watch)
+
+
+def _do_nothing(watch: Watch) -> Notice:
+    then = watch.now()
+    time.sleep(_BASELINE_SECONDS)
+    return watch.since(then)
 
 
 def _least(act: Act, address: Address, watch: Watch, baseline: Notice) -> Result:

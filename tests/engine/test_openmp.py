@@ -55,6 +55,7 @@ def without_torch(monkeypatch):
     [
         ("OMP_WAIT_POLICY", "active", "OMP_WAIT_POLICY=active"),
         ("GOMP_SPINCOUNT", "7", "they spin for 7 turns, then sleep (set by GOMP_SPINCOUNT)"),
+        ("OMP_NUM_THREADS", "1", "(chosen here)"),
     ],
 )
 def test_a_users_own_choice_stays(without_torch, monkeypatch, variable, value, said):

@@ -179,7 +179,7 @@ def size_of(value):
 def test_values_are_counted_without_parsing_and_piece_by_piece(value, is_ascii, indent, piece):
     commas, containers, _ = size_of(value)
     raw = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode()
-    with patch("server.body._PIECE_BYTES", piece):
+    with patch("server.body.PIECE_BYTES", piece):
         assert check_structure(raw, BodyLimits(1, commas + containers, 1)) is False
         if commas + containers:
             with pytest.raises(ApiError, match="values"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.exact_json import _PIECE_BYTES, load
+from server.exact_json import PIECE_BYTES, load
 from tests.server.test_door import CHAT, HELLO
 
 VALUES = st.recursive(
@@ -38,7 +38,7 @@ def test_an_integer_beyond_64_bits_is_kept(number):
 def test_an_integer_is_kept_wherever_the_pieces_of_a_search_end(length):
     number = int("7" * length)
     for place in range(-80, 4):
-        raw = b'{"a":"%s","b": -%d}' % (b"x" * (_PIECE_BYTES - 12 + place), number)
+        raw = b'{"a":"%s","b": -%d}' % (b"x" * (PIECE_BYTES - 12 + place), number)
         assert load(raw).value["b"] == -number
 
 

@@ -28,7 +28,7 @@ class TorchKernels:
 
     @property
     def choices(self) -> tuple[KernelChoice, ...]:
-        return (KernelChoice("all", "torch"), *TRIALS.choices())
+        return (KernelChoice("all", "torch"), *TRIALS.choices(self.dtype))
 
     def describe_layers(self) -> tuple[str, ...]:
         return ()

@@ -69,9 +69,11 @@ class Trials:
             self._found[key] = self._try(packed, plain)
         return self._found[key].prefers_packed
 
-    def choices(self) -> Iterator[KernelChoice]:
-        """What was found, shape by shape."""
-        for (out_features, in_features, dtype, _), trial in self._found.items():
+    def choices(self, dtype: torch.dtype) -> Iterator[KernelChoice]:
+        """What was found for weights of that dtype, shape by shape: a process may have held models of others."""
+        for (out_features, in_features, found, _), trial in self._found.items():
+            if found is not dtype:
+                continue
             shape = f"{out_features} x {in_features} in {str(dtype).removeprefix('torch.')}"
             yield KernelChoice(f"linear ({shape})", str(trial))
 

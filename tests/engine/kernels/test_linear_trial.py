@@ -51,7 +51,8 @@ def test_a_shape_is_tried_once_and_the_least_of_its_rounds_counts():
     tried = next(ticks)
     trials.prefers_packed(packed, plain)
     assert next(ticks) == tried + 1
-    (choice,) = trials.choices()
+    (choice,) = trials.choices(torch.float32)
+    assert not [*trials.choices(torch.bfloat16)]
     assert choice.kernel == "linear (128 x 256 in float32)"
     assert choice.implementation.startswith("oneDNN packed; packed takes 1.00")
 

@@ -67,20 +67,14 @@ def test_a_thread_that_waits_for_its_core_is_taken_away_within_two_looks(machine
     assert machine.sizes == [1]
 
 
-def test_one_long_operation_in_which_it_waited_is_enough(machine):
-    team = team_of(2, machine)
-    machine.now += 3.0
-    machine.waited += 2.0
-    team.look()
-    assert machine.sizes == [1]
-
-
-def test_a_wait_long_ago_does_not_count(machine):
+@pytest.mark.parametrize(("seconds", "sizes"), [(3.0, [1]), (100.0, [])])
+def test_a_wait_counts_by_its_share_of_the_time_since_the_last_look(machine, seconds, sizes):
+    """One long operation is enough; in a long pause it is nothing."""
     team = team_of(2, machine)
     machine.waited += 2.0
-    machine.now += 100.0
+    machine.now += seconds
     team.look()
-    assert machine.sizes == []
+    assert machine.sizes == sizes
 
 
 def test_the_thread_comes_back_when_a_core_is_idle_and_not_before(machine):
@@ -115,6 +109,14 @@ from engine.kernels.torch import team
 """
 
 
+UNTIL_THE_TEAM_IS_SMALLER = """
+x = torch.ones(2**20)
+while torch.get_num_threads() > 1:
+    x.mul_(1.0)
+    team.look()
+"""
+
+
 def tells(code, cores):
     """What a process of its own, with two threads on these cores, prints last."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
@@ -133,25 +135,22 @@ def tells(code, cores):
 @needs_linux
 def test_linux_tells_of_threads_that_share_a_core_and_the_team_gets_smaller():
     one = {min(os.sched_getaffinity(0))}
-    code = """
-x = torch.ones(2**20)
-while torch.get_num_threads() > 1:
-    x.mul_(1.0)
-    team.look()
+    code = (
+        UNTIL_THE_TEAM_IS_SMALLER
+        + """
 print(torch.get_num_threads())
 """
+    )
     assert tells(code, one) == "1"
 
 
 @needs_linux
 def test_a_thread_that_begins_later_gets_the_team_that_it_would_have_had():
     one = {min(os.sched_getaffinity(0))}
-    code = """
+    code = (
+        UNTIL_THE_TEAM_IS_SMALLER
+        + """
 import threading
-x = torch.ones(2**20)
-while torch.get_num_threads() > 1:
-    x.mul_(1.0)
-    team.look()
 def work():
     team._own.look  # a first look makes it
     print(torch.get_num_threads())
@@ -159,6 +158,7 @@ thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 """
+    )
     assert tells(code, one) == "2"
 
 
