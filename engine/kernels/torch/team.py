@@ -9,6 +9,8 @@ back when a core has been idle. `python -m bench neighbour` measures both sides;
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
 import time
@@ -35,7 +37,8 @@ _GRAIN = 2**16
 """Elements of which a thread takes its share for itself (at::internal::GRAIN_SIZE is half of it)."""
 _IDLE_COLUMNS = (4, 5)
 """idle and iowait; what is stolen from a virtual machine is nobody's."""
-_NEVER = float("inf")
+
+logger = logging.getLogger("dalsegno.kernels")
 
 
 class Sensor(Protocol):
@@ -113,7 +116,9 @@ class LinuxSensor:
 
     def resize(self, count: int) -> None:
         torch.set_num_threads(count)
-        self._meet(count)
+        # Where no file can be opened any more, those that are known are looked at, and the step goes on.
+        with contextlib.suppress(OSError):
+            self._meet(count)
 
     def _meet(self, count: int) -> None:
         """Whoever is new after an operation that all share is OpenMP's; it ends threads that are too many."""
@@ -121,7 +126,8 @@ class LinuxSensor:
         torch.ones(count * _GRAIN).mul_(2.0)
         after = set(os.listdir(_TASKS))
         for task in after - before:
-            self._follow(task)
+            with contextlib.suppress(FileNotFoundError):  # another's, and over already
+                self._follow(task)
         for task in self._threads.keys() - after:
             self._threads.pop(task).close()
 
@@ -155,24 +161,29 @@ class _Size:
 _size = _Size()
 
 
-class _OwnTeam(threading.local):
-    """Each thread that computes has a team of its own."""
-
-    def __init__(self) -> None:
-        most = _size.of_new_team()
-        self.look: Callable[[], None] = _do_nothing
-        if most > 1 and threads_spin() and can_see_waiting():
-            torch.set_num_threads(most)
-            self.look = Team(most, LinuxSensor()).look
-
-
-def _do_nothing() -> None:
-    pass
-
-
-_own = _OwnTeam()
+_own = threading.local()
+"""Each thread that computes has a team of its own, from its first look on."""
 
 
 def look() -> None:
     """See to the team of the thread that calls this, as `Team.look` does."""
-    _own.look()
+    try:
+        own: Callable[[], None] = _own.look
+    except AttributeError:
+        own = _own.look = _new_look()
+    own()
+
+
+def _new_look() -> Callable[[], None]:
+    most = _size.of_new_team()
+    if most > 1 and threads_spin() and can_see_waiting():
+        torch.set_num_threads(most)
+        try:
+            return Team(most, LinuxSensor()).look
+        except OSError as error:
+            logger.warning("threads spin, and nobody sees whether they wait for cores: %s", error)
+    return _do_nothing
+
+
+def _do_nothing() -> None:
+    pass

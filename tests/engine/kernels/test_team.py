@@ -152,7 +152,7 @@ def test_a_thread_that_begins_later_gets_the_team_that_it_would_have_had():
         + """
 import threading
 def work():
-    team._own.look  # a first look makes it
+    team._new_look()
     print(torch.get_num_threads())
 thread = threading.Thread(target=work)
 thread.start()
@@ -179,3 +179,30 @@ print(all(agreed))
 """
     for cores in ({min(os.sched_getaffinity(0))}, os.sched_getaffinity(0)):
         assert tells(code, cores) == "True"
+
+
+@needs_linux
+def test_a_step_goes_on_where_no_file_can_be_opened_any_more():
+    code = """
+import resource
+sensor = team.LinuxSensor()
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+for count in (1, 2):
+    sensor.resize(count)
+print(torch.get_num_threads(), sensor.waited_seconds() >= 0, sep="-")
+"""
+    assert tells(code, os.sched_getaffinity(0)) == "2-True"
+
+
+@needs_linux
+def test_a_team_that_nobody_can_watch_is_told_of_and_works():
+    code = """
+import logging, resource
+told = []
+team.logger.addFilter(lambda record: told.append(record))
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+for _ in range(3):
+    team.look()
+print(len(told))
+"""
+    assert tells(code, os.sched_getaffinity(0)) == "1"
